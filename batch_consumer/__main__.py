@@ -1,0 +1,47 @@
+"""The consumer process: settings, then run."""
+
+import asyncio
+import os
+import sys
+
+import structlog
+
+from batch_consumer.app import AllSettings, run
+from serving.errors import ConfigError
+from serving.settings import (
+    ConsumerSettings,
+    KafkaSettings,
+    ModelSettings,
+    TelemetrySettings,
+    TritonSettings,
+    load,
+    unknown_variables,
+)
+from serving.telemetry import configure_logging, tracing
+
+
+def main() -> int:
+    """Run until told to stop; returns the exit code, 2 where a setting has to be changed."""
+    try:
+        telemetry = load(TelemetrySettings)
+        configure_logging(telemetry)
+        log = structlog.get_logger("batch_consumer")
+        settings = AllSettings(load(ModelSettings), load(TritonSettings), load(KafkaSettings), load(ConsumerSettings))
+        for name in unknown_variables():
+            log.warning("unknown setting", variable=name)
+        _give_way(settings.consumer.nice)
+        with tracing(telemetry, "twodoor-consumer"):
+            asyncio.run(run(settings))
+    except ConfigError as error:
+        sys.stderr.write(f"batch_consumer: {error}\n")
+        return 2
+    return 0
+
+
+def _give_way(nice: int) -> None:
+    """Raise the niceness to ``nice``; it stays where whoever started us has already set it higher."""
+    os.nice(max(0, nice - os.nice(0)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

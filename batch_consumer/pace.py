@@ -1,0 +1,48 @@
+"""How many micro-batches may be in flight, and how long to wait before the next try. Pure."""
+
+import random
+
+SUCCESSES_PER_STEP = 20
+
+
+class Pace:
+    """The bound of micro-batches in flight for one model: halved when Triton's queue is full, then raised step by step.
+
+    Several consumers share one Triton without knowing of each other; its full queue is how they learn.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._successes = 0
+        self.limit = most
+
+    def refused(self) -> None:
+        """Triton's queue was full."""
+        self.limit = max(1, self.limit // 2)
+        self._successes = 0
+
+    def succeeded(self) -> None:
+        """A micro-batch was answered."""
+        self._successes += 1
+        if self._successes >= SUCCESSES_PER_STEP and self.limit < self._most:
+            self.limit += 1
+            self._successes = 0
+
+
+class Backoff:
+    """Growing pauses with jitter, so that many consumers do not come back at the same moment."""
+
+    def __init__(self, most_s: float, first_s: float = 0.1) -> None:
+        self._first_s = min(first_s, most_s)
+        self._most_s = most_s
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """Return the next pause: between half of its nominal length and the whole, in seconds."""
+        pause = self._next_s * random.uniform(0.5, 1.0)  # noqa: S311 (jitter, no secret)
+        self._next_s = min(self._most_s, self._next_s * 2)
+        return pause
+
+    def reset(self) -> None:
+        """Start small again."""
+        self._next_s = self._first_s

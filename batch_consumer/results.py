@@ -1,0 +1,97 @@
+"""Finished records become what is written: one result each, or one dead letter, never both; nothing for a tombstone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batch_consumer.metrics import UNKNOWN, Metrics
+from batch_consumer.partition import Record
+from batch_consumer.records import Request, render
+from batch_consumer.transactions import Outgoing
+from serving.errors import RowError
+
+SKIPPED_TOMBSTONE = "tombstone"
+SKIPPED_UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A topic to write to: how many partitions it has and how large one record may be."""
+
+    topic: str
+    partitions: int
+    max_message_bytes: int
+
+    def partition_of(self, source_partition: int) -> int:
+        """Return the partition for a source partition's records.
+
+        Always the same one for one source partition, so that a reader of it sees them in offset order.
+        """
+        return source_partition % self.partitions
+
+
+def outgoing(records: Sequence[Record], results: Target, dead_letters: Target) -> list[Outgoing]:
+    """Return what has to be written for a finished prefix, in its order; runs in a thread."""
+    written = []
+    for record in records:
+        if record.unreadable is not None:
+            written.append(_dead_letter(record, record.unreadable, dead_letters))
+        elif record.request is not None:
+            written.append(_result(record, record.request, results))
+    return written
+
+
+def _result(record: Record, request: Request, target: Target) -> Outgoing:
+    headers: list[tuple[str, bytes | None]] = [("content-type", request.form.value.encode())]
+    headers += [(name, value.encode()) for name, value in record.trace.items()]
+    outcomes = [outcome for outcome in record.outcomes if outcome is not None]
+    partition = target.partition_of(record.source.partition)
+
+    def write(key: bytes | None) -> Outgoing:
+        frame = Outgoing(target.topic, partition, key, b"", tuple(headers)).size_bytes
+        value = render(request, outcomes, record.source, target.max_message_bytes - frame)
+        return Outgoing(target.topic, partition, key, value, tuple(headers))
+
+    result = write(record.key)
+    # A key that leaves no room even for an error is given up rather than the result.
+    return result if result.size_bytes <= target.max_message_bytes else write(None)
+
+
+def _dead_letter(record: Record, reason: RowError, target: Target) -> Outgoing:
+    """Return the record as it came with its reason; a value that does not fit is cut, and says so."""
+    source = record.source
+    headers = list(record.headers)
+    headers += [
+        ("twodoor-error-code", reason.code.encode()),
+        ("twodoor-error-message", str(reason).encode(errors="replace")),
+        ("twodoor-source-topic", source.topic.encode()),
+        ("twodoor-source-partition", str(source.partition).encode()),
+        ("twodoor-source-offset", str(source.offset).encode()),
+    ]
+    partition = target.partition_of(source.partition)
+    letter = Outgoing(target.topic, partition, record.key, record.value, tuple(headers))
+    surplus = letter.size_bytes - target.max_message_bytes
+    if surplus <= 0:
+        return letter
+    value = record.value or b""
+    headers.append(("twodoor-value-bytes", str(len(value)).encode()))
+    kept = max(0, len(value) - surplus - 64)
+    return Outgoing(target.topic, partition, record.key, value[:kept], tuple(headers))
+
+
+def count(records: Sequence[Record], metrics: Metrics, known_models: frozenset[str]) -> None:
+    """Count what a committed prefix held: exactly what a reader of the topics sees."""
+    for record in records:
+        if record.is_tombstone:
+            metrics.skipped.labels(SKIPPED_TOMBSTONE).inc()
+        elif record.unreadable is not None:
+            metrics.skipped.labels(SKIPPED_UNREADABLE).inc()
+        elif record.request is not None:
+            model = record.request.model if record.request.model in known_models else UNKNOWN
+            errors = sum(isinstance(outcome, RowError) for outcome in record.outcomes)
+            if record.request.error is not None:
+                errors = 1
+            fine = len(record.outcomes) - errors if record.outcomes else 0
+            if fine:
+                metrics.rows.labels("bulk", model, "ok").inc(fine)
+            if errors:
+                metrics.rows.labels("bulk", model, "error").inc(errors)

@@ -1,0 +1,150 @@
+"""The report's files: JSON for programs, a Markdown table for readers; and the lines that say which bar was met."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.bench import Section
+from benchmarks.stats import Figure
+
+JSON_NAME = "report.json"
+TABLE_NAME = "report.md"
+OTHERS_NOTE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands above the figures."""
+
+    started_at: str
+    short: bool
+    machine: dict[str, object]
+    load_before: dict[str, float]
+    stack: str
+    texts: str
+    accuracy: float | None
+    seconds: float
+
+
+def write(folder: Path, header: Header, sections: Sequence[Section], pictures: Sequence[str]) -> None:
+    """Write JSON and table into ``folder``, each whole or not at all."""
+    content = {
+        "started_at": header.started_at,
+        "short": header.short,
+        "seconds": round(header.seconds, 1),
+        "machine": header.machine,
+        "load_before": header.load_before,
+        "stack": header.stack,
+        "texts": header.texts,
+        "accuracy": header.accuracy,
+        "pictures": list(pictures),
+        "sections": [_section_json(section) for section in sections],
+    }
+    _write(folder / JSON_NAME, json.dumps(_finite(content), indent=1, ensure_ascii=False) + "\n")
+    _write(folder / TABLE_NAME, markdown(header, sections, pictures))
+
+
+def _write(file: Path, text: str) -> None:
+    temporary = file.with_name(file.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+def _section_json(section: Section) -> dict[str, object]:
+    return {
+        "name": section.name,
+        "title": section.title,
+        "seconds": round(section.seconds, 1),
+        "figures": [figure.as_json() for figure in section.figures],
+        "notes": section.notes,
+        "errors": section.errors,
+        "others_cpu_share": section.others_cpu,
+        "data": section.data,
+    }
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no Inf: they become null."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(header: Header, sections: Sequence[Section], pictures: Sequence[str]) -> str:
+    """Return the report as a Markdown page."""
+    lines = ["# Benchmark report", "", *_facts(header), ""]
+    if header.short:
+        lines += ["This is the short run: it shows that all works, its figures say nothing about speed.", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        if section.figures:
+            lines += ["| figure | median | lowest to highest | runs | bar |", "|---|---:|---:|---:|---|"]
+            lines += [_row(figure) for figure in section.figures] + [""]
+        lines += [f"- {note}" for note in [*section.notes, _others(section)] if note]
+        lines += [f"- **wrong:** {error}" for error in section.errors] + [""]
+        lines += [f"![{section.name}]({name})\n" for name in pictures if name == f"{section.name}.png"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _facts(header: Header) -> list[str]:
+    machine = header.machine
+    accuracy = "" if header.accuracy is None else f", the model's accuracy on them {header.accuracy:.3f}"
+    packages = machine.get("packages")
+    versions = ", ".join(f"{name} {number}" for name, number in packages.items()) if isinstance(packages, dict) else ""
+    return [
+        f"- {header.started_at}, {header.seconds:.0f} s, commit {machine.get('commit')}",
+        f"- {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, Linux {machine.get('kernel')}",
+        f"- Python {machine.get('python')}; {versions}",
+        f"- before the start: load {header.load_before['load_1min']:.2f}, {header.load_before['cpu_share']:.0%} of all cores in use",
+        f"- stack: {header.stack}; texts: {header.texts}{accuracy}",
+    ]
+
+
+def _row(figure: Figure) -> str:
+    spread = f"{number(figure.low)} to {number(figure.high)}" if len(figure.runs) > 1 else ""
+    bar = f"{figure.bar}: {figure.verdict}" if figure.bar else ""
+    unit = "" if figure.unit == "ratio" else f" {figure.unit}"
+    return f"| {figure.name} | {number(figure.median)}{unit} | {spread} | {len(figure.runs)} | {bar} |"
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits that mean something."""
+    if not math.isfinite(value):
+        return "n/a"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _others(section: Section) -> str:
+    if not section.others_cpu:
+        return ""
+    worst = max(section.others_cpu)
+    warning = " — **read these figures with care**" if worst > OTHERS_NOTE_SHARE else ""
+    return f"Other programs took at most {worst:.0%} of all cores during a run{warning}."
+
+
+def summary(header: Header, sections: Sequence[Section]) -> list[str]:
+    """Return the lines for the screen: every figure with a bar, what to beware of, and everything that was wrong."""
+    lines = [_line(figure) for section in sections for figure in section.figures if _on_screen(section, figure)]
+    if header.short:
+        lines.append("this is the short run: it shows that all works, its figures say nothing about speed")
+    worst = max((share for section in sections for share in section.others_cpu), default=0.0)
+    if worst > OTHERS_NOTE_SHARE:
+        lines.append(f"beware: other programs took up to {worst:.0%} of all cores during a run")
+    lines += [
+        f"{section.name}: {note}" for section in sections for note in section.notes if note.startswith("not measured")
+    ]
+    return lines + [f"wrong: {section.name}: {error}" for section in sections for error in section.errors]
+
+
+def _on_screen(section: Section, figure: Figure) -> bool:
+    return figure.bar is not None or (section.name == "gap" and figure.name.endswith("largest"))
+
+
+def _line(figure: Figure) -> str:
+    unit = "" if figure.unit == "ratio" else f" {figure.unit}"
+    bar = f", bar {figure.bar}: {figure.verdict}" if figure.bar else ""
+    return f"{figure.name}: {number(figure.median)}{unit} ({number(figure.low)} to {number(figure.high)}){bar}"

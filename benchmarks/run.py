@@ -1,0 +1,158 @@
+"""The command: checks the machine, brings a stack up, measures each section, writes the report."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import corpus, machine, report
+from benchmarks.bench import Bench, Section
+from benchmarks.plan import FULL, SECTIONS, SHORT, Plan
+from benchmarks.sections import gap, mix, open_loop, perf, predict, topic
+from benchmarks.stack import Endpoints, own_stack, running_stack
+from benchmarks.workers import Workers
+from serving.errors import ConfigError, TwodoorError
+from serving.models import ModelSpec, parse_spec
+from serving.settings import ModelSettings, StackSettings, TritonSettings, load
+from serving.triton_client import TritonClient
+
+MEASURES: Mapping[str, Callable[[Bench], Awaitable[Section]]] = {
+    "perf": perf.measure,
+    "predict": predict.measure,
+    "open": open_loop.measure,
+    "topic": topic.measure,
+    "mix": mix.measure,
+    "gap": gap.measure,
+}
+RESULTS = Path(__file__).parent / "results"
+CACHE = Path(__file__).resolve().parents[1] / ".models-cache"
+SST2_DEFAULT = "../shared/data/sst2"
+
+
+def main() -> int:
+    """Run the report; returns 0 when every answer was right, 1 when not or when it could not run, 2 for wrong usage."""
+    arguments = _parse()
+    before = machine.load_before()
+    if before["cpu_share"] > machine.BUSY_SHARE and not arguments.force:
+        _say(
+            f"the machine is busy: load {before['load_1min']:.2f}, other programs use {before['cpu_share']:.0%} of all cores. "
+            "Figures taken now would say little; --force takes them all the same"
+        )
+        return 1
+    try:
+        with _stack(arguments.url) as stack:
+            return asyncio.run(_run(arguments, before, stack))
+    except TwodoorError as exc:
+        _say(str(exc))
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _say("stopped")
+        return 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the running stack from outside and write the report."
+    )
+    parser.add_argument("--short", action="store_true", help="under a minute: shows that all works, not how fast")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="NAME", help=f"sections: {', '.join(SECTIONS)}"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS, metavar="DIR", help="folder of the report (benchmarks/results)"
+    )
+    parser.add_argument("--url", help="measure the running stack behind this gateway instead of one of our own")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
+    return parser.parse_args()
+
+
+async def _run(arguments: argparse.Namespace, before: dict[str, float], stack: Endpoints) -> int:
+    begin_s = time.monotonic()
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    plan = SHORT if arguments.short else FULL
+    with Workers() as workers:
+        bench = await _prepare(plan, stack, workers)
+        sections = [await _measure(name, bench) for name in SECTIONS if name in arguments.only]
+    header = report.Header(
+        started_at, arguments.short, machine.facts(_settings()), before, stack.description,
+        f"{len(bench.corpus.texts)} of {bench.corpus.source}", bench.corpus.accuracy, time.monotonic() - begin_s,
+    )  # fmt: skip
+    return await asyncio.to_thread(_finish, arguments.output, header, sections)
+
+
+@contextmanager
+def _stack(url: str | None) -> Iterator[Endpoints]:
+    if url:
+        yield running_stack(url)
+        return
+    _say("starting a stack of its own")
+    with own_stack() as stack:
+        yield stack
+        _say("stopping the stack")
+
+
+async def _prepare(plan: Plan, stack: Endpoints, workers: Workers) -> Bench:
+    models = load(ModelSettings)
+    spec = await _spec(stack, models.default)
+    texts = corpus.read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), plan.rows)
+    _say(f"answering {len(texts.texts)} texts of {texts.source} by the model's own file, to know the right answers")
+    built = await corpus.build(texts, spec, stack.repository / spec.name, workers)
+    watch = machine.CpuWatch(stack.pids)
+    return Bench(plan, stack, spec, built, workers, watch, _say, CACHE, load(StackSettings).triton_venv)
+
+
+async def _spec(stack: Endpoints, name: str) -> ModelSpec:
+    """Read the model's config as Triton has loaded it."""
+    async with TritonClient(load(TritonSettings).model_copy(update={"grpc_address": stack.triton})) as client:
+        config = await client.model_config(name, "")
+    labels = (stack.repository / name / "labels.txt").read_text(encoding="utf-8").split()
+    spec = parse_spec(config, "", labels)
+    if not spec.is_sentiment:
+        raise ConfigError(f"model {name} does not tell negative from positive, which is what the report checks")
+    return spec
+
+
+async def _measure(name: str, bench: Bench) -> Section:
+    begin_s = time.monotonic()
+    section = await MEASURES[name](bench)
+    section.seconds = time.monotonic() - begin_s
+    return section
+
+
+def _finish(folder: Path, header: report.Header, sections: list[Section]) -> int:
+    # Imported late: the measuring processes need no matplotlib.
+    from benchmarks import pictures
+
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write(folder, header, sections, pictures.draw(sections, folder))
+    for line in report.summary(header, sections):
+        print(line)
+    wrong = sum(len(section.errors) for section in sections)
+    print(
+        f"bench: {'ok' if not wrong else 'WRONG ANSWERS'}, {header.seconds:.0f} s, report in {_short(folder / report.TABLE_NAME)}"
+    )
+    return 1 if wrong else 0
+
+
+def _short(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.absolute().relative_to(Path.cwd())
+    return path
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("TWODOOR_")}
+
+
+def _say(line: str) -> None:
+    print(f"benchmarks: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,147 @@
+"""What surrounds every request: its clock, its id, its span and its metrics, and an honest end of the connection.
+
+Pure ASGI and outermost, so that the deadline starts at the request's head and nothing escapes it.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from opentelemetry.trace import SpanKind
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.metrics import Metrics
+from serving.telemetry import extract_context, span
+
+_KEY = "twodoor.exchange"
+_GOOD_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# After an early answer the rest of a body is read for this long, so that the answer is not lost in a reset; then the
+# connection is closed. A caller that waits for "100 Continue" sends no rest.
+LINGER_S = 1.0
+LINGER_BYTES = 8 * 2**20
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request's own facts; ``started_s`` is on the monotonic clock."""
+
+    started_s: float
+    request_id: str
+    body_pending: bool
+    expects_continue: bool
+    status: int = 499
+    gone: bool = False
+    read_any: bool = False
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the facts of the request this scope belongs to."""
+    return cast("Exchange", scope[_KEY])
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the request's id."""
+    return exchange_of(scope).request_id
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """Return a header's value (several lines joined by a comma), or None; ``name`` in lower case."""
+    values = [value for key, value in scope["headers"] if key == name]
+    return b",".join(values) if values else None
+
+
+def new_request_id() -> str:
+    """Return an id for a request that came without a usable one."""
+    return uuid.uuid4().hex
+
+
+class Envelope:
+    """The middleware. ``label`` gives the route's name in metrics for a path."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, label: Callable[[str], str]) -> None:
+        self._app, self._metrics, self._label = app, metrics, label
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection; anything but HTTP passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _exchange(scope)
+        scope[_KEY] = exchange
+        route = self._label(scope["path"])
+        traceparent = header(scope, b"traceparent")
+        carried = {"traceparent": traceparent.decode("latin-1")} if traceparent else {}
+        try:
+            with span(f"{scope['method']} {route}", extract_context(carried), SpanKind.SERVER) as current:
+                await self._app(scope, _receive(exchange, receive), _send(exchange, receive, send))
+                current.set_attributes({"http.route": route, "http.response.status_code": exchange.status})
+        finally:
+            elapsed_s = time.monotonic() - exchange.started_s
+            self._metrics.duration.labels(route, str(exchange.status)).observe(elapsed_s)
+
+
+def _exchange(scope: Scope) -> Exchange:
+    given = header(scope, b"x-request-id")
+    usable = given is not None and _GOOD_REQUEST_ID.fullmatch(given)
+    length = header(scope, b"content-length")
+    pending = header(scope, b"transfer-encoding") is not None or (length is not None and length.strip(b"0") != b"")
+    return Exchange(
+        started_s=time.monotonic(),
+        request_id=given.decode() if given is not None and usable else new_request_id(),
+        body_pending=pending,
+        expects_continue=(header(scope, b"expect") or b"").lower() == b"100-continue",
+    )
+
+
+def _receive(exchange: Exchange, receive: Receive) -> Receive:
+    async def wrapped() -> Message:
+        exchange.read_any = True
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            exchange.gone = True
+            exchange.body_pending = False
+        elif not message.get("more_body", False):
+            exchange.body_pending = False
+        return message
+
+    return wrapped
+
+
+def _send(exchange: Exchange, receive: Receive, send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if exchange.gone:
+            return
+        if message["type"] == "http.response.start":
+            exchange.status = message["status"]
+            headers = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
+            if exchange.body_pending:
+                headers.append((b"connection", b"close"))
+            await send({**message, "headers": headers})
+        elif exchange.body_pending and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            await _linger(exchange, receive)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await send(message)
+
+    return wrapped
+
+
+async def _linger(exchange: Exchange, receive: Receive) -> None:
+    """Read and drop the rest of a body within bounds: closing on unread bytes would reset the answer away."""
+    if exchange.expects_continue and not exchange.read_any:
+        return
+    dropped_bytes = 0
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while dropped_bytes < LINGER_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                dropped_bytes += len(message.get("body", b""))
+    except TimeoutError:
+        return

@@ -1,0 +1,175 @@
+"""What a door knows of a model: its spec, read from the config Triton has loaded, and its folder's tokenizer hash."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from serving.errors import ConfigError
+
+Task = Literal["classify", "embed", "raw"]
+Lane = Literal["interactive", "bulk"]
+
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+REQUIRED_INPUTS = frozenset({"input_ids", "attention_mask"})
+SENTIMENT_LABELS = ("negative", "positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One loaded model version, as both doors see it.
+
+    ``inputs`` are INT64 tensors of shape [rows, tokens]; ``output`` is an FP32 tensor of shape [rows, output_size].
+    """
+
+    name: str
+    version: str
+    task: Task
+    max_tokens: int
+    prompt_prefix: str
+    tokenizer_sha256: str
+    labels: tuple[str, ...]
+    bulk_model: str
+    bulk_batch_ms: float
+    inputs: tuple[str, ...]
+    output: str
+    output_size: int
+    max_batch_rows: int
+    on_gpu: bool
+
+    @property
+    def is_sentiment(self) -> bool:
+        """Whether answers also carry ``sentiment``, and ``score`` means the probability of positive."""
+        return self.labels == SENTIMENT_LABELS
+
+    def triton_name(self, lane: Lane) -> str:
+        """Return the name of the Triton model that serves this lane."""
+        return self.name if lane == "interactive" else self.bulk_model
+
+
+def bucket_length(tokens: int) -> int:
+    """Return the padded length of a single row: multiples of 16 up to 128, of 64 above.
+
+    Triton only batches requests of equal shape, so single rows must agree on few lengths.
+    """
+    step = 16 if tokens <= 128 else 64
+    return max(step, math.ceil(tokens / step) * step)
+
+
+def padded_length(spec: ModelSpec, lengths: Sequence[int]) -> int:
+    """Return the common length of one request's rows; many rows on a CPU are padded to their own longest."""
+    longest = max(lengths)
+    if len(lengths) > 1 and not spec.on_gpu:
+        return longest
+    return min(bucket_length(longest), max(spec.max_tokens, longest))
+
+
+def tokenizer_sha256(folder: Path) -> str:
+    """Return the SHA-256 over the sorted relative names and contents of a tokenizer folder's files."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content = file.read_bytes()
+        name = file.relative_to(folder).as_posix().encode()
+        digest.update(len(name).to_bytes(8, "big") + name + len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()
+
+
+def twin_of(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the model this one is the bulk twin of, or None."""
+    return _parameters(config).get("twin_of")
+
+
+def parse_spec(config: Mapping[str, Any], version: str, labels: Sequence[str]) -> ModelSpec:
+    """Read a spec from a loaded config (Triton's ModelConfig as a mapping with proto field names).
+
+    Raises ConfigError where the config breaks what the doors rely on: queue bound, a timeout that may be
+    overridden (Triton otherwise ignores a request's timeout without a word), input names and types, lanes.
+    """
+    name = str(config["name"])
+    parameters = _parameters(config)
+    task = parameters.get("task", "raw")
+    if task not in ("classify", "embed", "raw"):
+        raise ConfigError(f"model {name}: parameter task is {task!r}, expected classify, embed or raw")
+    check_queue(config)
+    inputs = _check_inputs(name, config)
+    output, size = _check_output(name, config)
+    if task == "classify" and len(labels) != size:
+        raise ConfigError(f"model {name}: {len(labels)} labels for an output of {size}")
+    groups = config.get("instance_group", ())
+    return ModelSpec(
+        name=name,
+        version=version,
+        task=cast("Task", task),
+        max_tokens=_int_parameter(name, parameters, "max_tokens"),
+        prompt_prefix=parameters.get("prompt_prefix", ""),
+        tokenizer_sha256=parameters.get("tokenizer_sha256", ""),
+        labels=tuple(labels) if task == "classify" else (),
+        bulk_model=parameters.get("bulk_model", name),
+        bulk_batch_ms=float(parameters.get("bulk_batch_ms", "25")),
+        inputs=inputs,
+        output=output,
+        output_size=size,
+        max_batch_rows=max(1, int(config.get("max_batch_size", 0))),
+        on_gpu=any(str(group.get("kind")) in ("KIND_GPU", "1") for group in groups),
+    )
+
+
+def check_queue(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the model's queue has a bound and lets a request shorten its timeout."""
+    name = config["name"]
+    policy = config.get("dynamic_batching", {}).get("default_queue_policy", {})
+    if int(policy.get("max_queue_size", 0)) < 1:
+        raise ConfigError(
+            f"model {name}: dynamic_batching.default_queue_policy.max_queue_size must be set: the queue has no bound"
+        )
+    if not policy.get("allow_timeout_override") or int(policy.get("default_timeout_microseconds", 0)) < 1:
+        raise ConfigError(
+            f"model {name}: default_queue_policy needs allow_timeout_override and default_timeout_microseconds, "
+            "or Triton ignores a request's timeout"
+        )
+
+
+def check_twin(spec: ModelSpec, twin: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the twin takes and gives what its first model does, at the lowest priority."""
+    check_queue(twin)
+    name = twin["name"]
+    if _check_inputs(name, twin) != spec.inputs or _check_output(name, twin) != (spec.output, spec.output_size):
+        raise ConfigError(f"model {name}: inputs or outputs differ from those of {spec.name}")
+    if str(twin.get("optimization", {}).get("priority", "")) not in ("PRIORITY_MIN", "2"):
+        raise ConfigError(f"model {name}: optimization.priority must be PRIORITY_MIN, or bulk work is not kept behind")
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()}
+
+
+def _int_parameter(model: str, parameters: Mapping[str, str], name: str) -> int:
+    try:
+        value = int(parameters.get(name, ""))
+    except ValueError:
+        raise ConfigError(f"model {model}: parameter {name} must be a whole number") from None
+    if value < 1:
+        raise ConfigError(f"model {model}: parameter {name} must be at least 1")
+    return value
+
+
+def _check_inputs(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    inputs = {str(item["name"]): item for item in config.get("input", ())}
+    if not REQUIRED_INPUTS <= inputs.keys() <= set(TOKEN_INPUTS):
+        raise ConfigError(f"model {name}: inputs are {sorted(inputs)}, expected input_ids and attention_mask")
+    for key, item in inputs.items():
+        if str(item.get("data_type")) not in ("TYPE_INT64", "9") or [int(d) for d in item.get("dims", ())] != [-1]:
+            raise ConfigError(f"model {name}: input {key} must be TYPE_INT64 with dims [-1]")
+    return tuple(key for key in TOKEN_INPUTS if key in inputs)
+
+
+def _check_output(name: str, config: Mapping[str, Any]) -> tuple[str, int]:
+    outputs = list(config.get("output", ()))
+    if len(outputs) != 1:
+        raise ConfigError(f"model {name}: {len(outputs)} outputs, expected one")
+    dims = [int(d) for d in outputs[0].get("dims", ())]
+    if str(outputs[0].get("data_type")) not in ("TYPE_FP32", "11") or len(dims) != 1 or dims[0] < 1:
+        raise ConfigError(f"model {name}: output {outputs[0]['name']} must be TYPE_FP32 with one fixed dimension")
+    return str(outputs[0]["name"]), dims[0]

@@ -1,0 +1,301 @@
+"""Every setting of every part: frozen, typed, one environment variable each, its unit in its name.
+
+Classes only. Instances are made in a process's ``__main__`` and passed in. ``docs/settings.md`` is generated from
+the descriptions here (``python -m serving.settings_doc``).
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from serving.errors import ConfigError
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """Base of all settings: frozen, read from ``TWODOOR_<PART>_<NAME>``; an empty variable counts as not set."""
+
+    model_config = SettingsConfigDict(frozen=True, env_ignore_empty=True, extra="forbid")
+
+
+class ModelSettings(Settings):
+    """Where the model repository is."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_MODELS_")
+
+    repository: Path = Field(
+        Path("model_repository"), description="Folder of the Triton model repository; the doors read tokenizers there."
+    )
+    default: str = Field("sentiment_model", min_length=1, description="Model of a call that names none.")
+
+
+class TritonSettings(Settings):
+    """How a door reaches Triton."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_TRITON_")
+
+    grpc_address: str = Field("127.0.0.1:8001", min_length=3, description="host:port of Triton's gRPC endpoint.")
+    max_message_bytes: int = Field(64 * 2**20, ge=2**20, description="Largest gRPC message in either direction.")
+    keepalive_time_ms: int = Field(
+        30_000,
+        ge=10_000,
+        description="Interval of HTTP/2 pings while calls are in flight; Triton refuses more than one in 10 s.",
+    )
+    keepalive_timeout_ms: int = Field(
+        10_000, ge=1_000, description="How long a ping may stay unanswered before the connection is given up."
+    )
+    control_timeout_s: float = Field(5.0, gt=0, description="Deadline of a control call (ready, config, index).")
+    poll_interval_s: float = Field(1.0, gt=0, description="How often a door asks Triton which models are ready.")
+    abandon_grace_s: float = Field(
+        30.0,
+        gt=0,
+        description="How long a call whose caller is gone may stay open, where the server version does not survive a cancelled call.",
+    )
+
+
+class GatewaySettings(Settings):
+    """The interactive door."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_GATEWAY_")
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to bind. Without keys only loopback is accepted.")
+    port: Port = Field(8080, description="Port of the HTTP interface.")
+    max_body_bytes: int = Field(
+        2 * 2**20, ge=1024, description="Largest request body, counted after decoding, while it is read."
+    )
+    max_rows: int = Field(256, ge=1, description="Most texts in one call.")
+    max_text_chars: int = Field(1_000_000, ge=1, description="Most characters in one text of a call.")
+    max_admitted_tokens: int = Field(
+        65_536, ge=512, description="Bound of all tokens admitted and not yet answered; over it a call gets 503."
+    )
+    max_in_flight: int = Field(
+        64, ge=1, description="Most calls to Triton at one time; the rest waits in line, inside the token bound."
+    )
+    default_timeout_ms: int = Field(10_000, ge=1, description="Deadline of a call that sets none.")
+    max_timeout_ms: int = Field(60_000, ge=1, description="Longest deadline a caller may ask for with X-Timeout-Ms.")
+    max_request_rows: int = Field(
+        16,
+        ge=1,
+        description="Most rows of a list call that go to Triton in one request, so that a caller of one text is not kept behind many.",
+    )
+    max_request_tokens: int = Field(
+        2_048, ge=512, description="Most padded tokens of a list call in one request to Triton."
+    )
+    max_buffered_bytes: int = Field(
+        64 * 2**20, ge=2**20, description="Bound of all request bodies held at one time; over it a call gets 503."
+    )
+    max_head_bytes: int = Field(
+        64 * 2**10, ge=8 * 2**10, description="Most bytes of a request's head (line and headers, so also of ?text=)."
+    )
+    head_timeout_s: float = Field(20.0, gt=0, description="How long a connection may take to send a request's head.")
+    body_timeout_s: float = Field(30.0, gt=0, description="How long a caller may take to send its body.")
+    keep_alive_timeout_s: float = Field(75.0, gt=0, description="How long an idle connection stays open.")
+    offload_bytes: int = Field(
+        16_384,
+        ge=256,
+        le=65_536,
+        description="Work on more than this many bytes (JSON, tokenizing, rendering) leaves the event loop's thread.",
+    )
+    shutdown_timeout_s: float = Field(10.0, gt=0, description="How long calls in flight may take after SIGTERM.")
+
+    @model_validator(mode="after")
+    def _loopback_only_without_keys(self) -> Self:
+        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.allow_open:
+            raise ValueError(
+                f"TWODOOR_GATEWAY_HOST={self.host} is not loopback and there are no keys yet: anybody could call. "
+                "Put an authenticating proxy before it and set TWODOOR_GATEWAY_ALLOW_OPEN=true"
+            )
+        return self
+
+    allow_open: bool = Field(
+        False,
+        description="Accept a host that is not loopback although the door asks for no key (behind an authenticating proxy, or in a container network).",
+    )
+
+
+class KafkaSettings(Settings):
+    """How to reach Kafka, and the topics."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_KAFKA_")
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", min_length=3, description="Comma-separated host:port list.")
+    requests_topic: str = Field("twodoor.requests", min_length=1, description="Topic of records to work on.")
+    results_topic: str = Field("twodoor.results", min_length=1, description="Topic of results.")
+    dlq_topic: str = Field("twodoor.requests.dlq", min_length=1, description="Topic of unreadable records.")
+    partitions: int = Field(
+        12, ge=1, description="Partitions of the request and result topics where Twodoor creates them."
+    )
+    max_message_bytes: int = Field(
+        1_048_576, ge=1024, description="max.message.bytes of the topics Twodoor creates, and the bound of one result."
+    )
+
+
+class ConsumerSettings(Settings):
+    """The bulk door."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_CONSUMER_")
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address of the health and metrics endpoint.")
+    port: Port = Field(8083, description="Port of the health and metrics endpoint.")
+    group_id: str = Field(
+        "twodoor", min_length=1, description="Kafka consumer group; also the first part of each transactional id."
+    )
+    max_microbatch_rows: int = Field(32, ge=1, description="Most rows in one micro-batch.")
+    max_microbatch_tokens: int = Field(4_096, ge=512, description="Most padded tokens in one micro-batch.")
+    max_in_flight: int = Field(
+        3, ge=1, description="Most micro-batches of one model at Triton at one time: its bulk instances and one more."
+    )
+    window_records: int = Field(
+        512,
+        ge=1,
+        description="Most records of one partition that are read and not yet committed; a record of many inputs counts as that many.",
+    )
+    window_bytes: int = Field(
+        16 * 2**20, ge=2**20, description="Most bytes of one partition's records that are read and not yet committed."
+    )
+    max_rows_per_record: int = Field(1_024, ge=1, description="Most inputs in one record.")
+    max_text_chars: int = Field(
+        1_000_000,
+        ge=1,
+        description="Most characters in one text; keep it equal to TWODOOR_GATEWAY_MAX_TEXT_CHARS, so that both doors give the same answer.",
+    )
+    offload_bytes: int = Field(
+        16_384,
+        ge=256,
+        le=65_536,
+        description="Work on more than this many bytes (JSON, protobuf, rendering) leaves the event loop's thread.",
+    )
+    transaction_records: int = Field(256, ge=1, description="Most records whose results go into one transaction.")
+    commit_interval_ms: int = Field(
+        1_000,
+        ge=1,
+        description="Longest time a finished record waits for its transaction while others of its partition are worked on.",
+    )
+    transaction_timeout_ms: int = Field(
+        60_000, ge=1_000, description="After this time the broker aborts a transaction whose owner is silent."
+    )
+    kafka_timeout_s: float = Field(10.0, gt=0, description="Deadline of one exchange with Kafka.")
+    kafka_check_interval_s: float = Field(
+        2.0, gt=0, description="How often Kafka is asked for its metadata: readiness, lag and topic limits."
+    )
+    max_partition_fetch_bytes: int = Field(
+        4 * 2**20,
+        ge=4096,
+        description="Most bytes fetched of one partition at once; must be over the topic's max.message.bytes.",
+    )
+    session_timeout_ms: int = Field(10_000, ge=1_000, description="Kafka's session.timeout.ms.")
+    max_poll_interval_ms: int = Field(
+        300_000,
+        ge=1_000,
+        description="Kafka's max.poll.interval.ms; a consumer that polls less often leaves its group.",
+    )
+    model_timeout_s: float = Field(60.0, gt=0, description="Deadline of one micro-batch at Triton.")
+    retry_backoff_max_s: float = Field(5.0, gt=0, description="Longest pause between two tries while a server is away.")
+    drain_timeout_s: float = Field(
+        10.0, gt=0, description="How long running micro-batches may take after SIGTERM or a revoked partition."
+    )
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="With lag, a ready model and no progress for this long, /healthz fails."
+    )
+    row_deaths: int = Field(
+        3, ge=1, description="Deaths of the model's process under one row alone before it is condemned as row_crashed."
+    )
+    nice: int = Field(
+        10, ge=0, le=19, description="OS priority the process gives itself, so that the interactive door goes first."
+    )
+
+
+class StackSettings(Settings):
+    """The local stack: ports on loopback and limits of the supervisor. Its state folder is ``TWODOOR_HOME``."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_STACK_", populate_by_name=True)
+
+    home: Path = Field(
+        Path(".twodoor"), validation_alias="TWODOOR_HOME", description="State folder of the local stack."
+    )
+    triton_http_port: Port = Field(8000, description="Triton's HTTP port.")
+    triton_grpc_port: Port = Field(8001, description="Triton's gRPC port.")
+    triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
+    kafka_port: Port = Field(9092, description="Kafka's port.")
+    kafka_controller_port: Port = Field(9093, description="Port of Kafka's controller listener.")
+    kafka_heap_mb: int = Field(512, ge=256, description="Heap of the local broker.")
+    consumers: int = Field(1, ge=0, le=16, description="How many consumers `up` starts.")
+    start_timeout_s: float = Field(120.0, gt=0, description="How long a service may take until it is ready.")
+    stop_timeout_s: float = Field(
+        18.0, ge=3, description="How long the whole stack may take to stop before what is left is killed."
+    )
+    restart_backoff_max_s: float = Field(
+        10.0, gt=0, description="Longest pause before a crashed service is started again."
+    )
+    canary_interval_s: float = Field(
+        2.0, gt=0, description="How often the supervisor asks each model for its canary row."
+    )
+    silence_timeout_s: float = Field(
+        60.0, gt=0, description="How long a service or model may give no sign of life until it is restarted."
+    )
+    log_max_bytes: int = Field(
+        20 * 2**20, ge=4096, description="Largest log file of one service; one older file is kept."
+    )
+    triton_venv: Path = Field(Path(".venv-triton"), description="Virtual environment of the GPU tier.")
+    kafka_libs: Path = Field(Path(".kafka/libs"), description="Folder of Kafka's jars.")
+
+
+class TelemetrySettings(Settings):
+    """Logs and traces."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_LOG_")
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged."
+    )
+    format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for people.")
+    trace_exporter: str = Field(
+        "",
+        description="Name of an installed OpenTelemetry trace exporter (`console`, `otlp_proto_http`, …); empty = no spans are recorded. Its own settings are OpenTelemetry's (`OTEL_EXPORTER_OTLP_ENDPOINT`).",
+    )
+
+
+ALL_SETTINGS: tuple[type[Settings], ...] = (
+    ModelSettings, TritonSettings, GatewaySettings, KafkaSettings, ConsumerSettings, StackSettings, TelemetrySettings,
+)  # fmt: skip
+OTHER_VARIABLES: Mapping[str, str] = {
+    "TWODOOR_TEST_CRASHPOINT": "Tests only: `name` or `name:nth` of the moment at which the process kills itself.",
+    "TWODOOR_TEST_STOPPOINT": "Tests only: `name` or `name:nth` of the moment at which the process stops itself (SIGSTOP).",
+    "TWODOOR_SST2_DIR": "Folder of the SST-2 sentences for tests and for training the head.",
+    "TWODOOR_CLIENT_URL": "Base URL of the gateway for the client and the `twodoor` command; default from TWODOOR_GATEWAY_HOST and _PORT.",
+}
+
+
+def env_names(cls: type[Settings]) -> dict[str, str]:
+    """Return field name → environment variable of one settings class."""
+    prefix = cls.model_config.get("env_prefix", "")
+    return {
+        name: str(field.validation_alias) if field.validation_alias else f"{prefix}{name}".upper()
+        for name, field in cls.model_fields.items()
+    }
+
+
+def load(cls: type[S]) -> S:
+    """Read one settings class from the environment; raises ConfigError that names the variable and what is wrong."""
+    try:
+        return cls()
+    except ValidationError as exc:
+        names = env_names(cls)
+        lines = [
+            f"{names.get(str(e['loc'][0]), str(e['loc'][0])) if e['loc'] else cls.__name__}: {e['msg']}"
+            for e in exc.errors(include_input=False, include_url=False)
+        ]
+        raise ConfigError("; ".join(lines)) from None
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the ``TWODOOR_*`` variables that are set and mean nothing: most often a typing error."""
+    environ = os.environ if environ is None else environ
+    known = {name for cls in ALL_SETTINGS for name in env_names(cls).values()} | set(OTHER_VARIABLES)
+    return sorted(name for name in environ if name.startswith("TWODOOR_") and name not in known)

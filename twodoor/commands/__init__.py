@@ -1,0 +1,1 @@
+"""The commands of `twodoor`, one module each; heavy imports happen inside the functions."""
