@@ -8,6 +8,7 @@ It runs inside Triton's stub process, in the GPU tier's Python, and imports noth
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -150,6 +151,17 @@ class TritonPythonModel:
             if name in wanted
         ]
         return pb_utils.InferenceResponse(tensors)
+
+
+def report_all_but_capsules(unraisable):
+    """Report an error as ever, but for the one that comes with each array the Python backend took by DLPack."""
+    if not (unraisable.exc_type is ValueError and "PyCapsule_GetPointer" in str(unraisable.exc_value)):
+        sys.__unraisablehook__(unraisable)
+
+
+if NUMPY_2:
+    # It renames NumPy's capsule, whose end then finds another name than its own. The memory is freed all the same.
+    sys.unraisablehook = report_all_but_capsules
 
 
 def to_tensor(name, array):
