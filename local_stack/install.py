@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from local_stack import kafka
@@ -65,17 +66,21 @@ def ensure_kafka(libs: Path) -> None:
         raise ConfigError("Maven is missing and fetches Kafka: `sudo apt-get install maven` (or your system's way)")
     temporary = libs.with_name(f"{libs.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    done = subprocess.run(
-        [maven, "-q", "-B", "-f", str(kafka.HERE / "pom.xml"), COPY, f"-DoutputDirectory={temporary}"],
-        capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False,
-    )  # fmt: skip
+    started_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            [maven, "-q", "-B", "-f", str(kafka.HERE / "pom.xml"), COPY, f"-DoutputDirectory={temporary}"],
+            capture_output=True, text=True, timeout=MAVEN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"Maven did not fetch Kafka within {MAVEN_TIMEOUT_S:g} s: try again") from None
     if done.returncode != 0:
         raise ConfigError(f"Maven could not fetch Kafka: {(done.stdout + done.stderr).strip()[-600:]}")
     if problem := difference(temporary, wanted):
         raise ConfigError(f"what Maven fetched is not what was recorded: {problem}")
     shutil.rmtree(libs, ignore_errors=True)
     temporary.replace(libs)
-    say(f"local stack: Kafka fetched, {len(wanted)} jars")
+    say(f"local stack: Kafka fetched, {len(wanted)} jars: {time.monotonic() - started_s:.0f} s download time")
 
 
 def checksums() -> dict[str, str]:
