@@ -183,7 +183,9 @@ def test_another_precision_has_the_same_names_and_nearly_the_same_answers(
         assert [(i.name, i.type) for i in getattr(other, kind)()] == [(i.name, i.type) for i in getattr(ours, kind)()]
     inputs = feed(built / "sentiment_model", TEXTS, "query: ")
     assert np.abs(other.run(None, inputs)[0] - ours.run(None, inputs)[0]).max() < 0.5
-    assert triton_config(answer.path) == triton_config(built / "sentiment_model")
+    same, different = triton_config(built / "sentiment_model"), triton_config(answer.path)
+    # What is warmed depends on the device a precision is for.
+    assert {**different, "model_warmup": None} == {**same, "model_warmup": None}
 
 
 def test_another_precision_replaces_the_model_and_the_twin(copied: Path) -> None:
