@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
@@ -39,8 +41,14 @@ def main() -> int:
 
 
 def _give_way(nice: int) -> None:
-    """Raise the niceness to ``nice``; it stays where whoever started us has already set it higher."""
-    os.nice(max(0, nice - os.nice(0)))
+    """Raise every thread's niceness to ``nice``; it stays where whoever started us has already set it higher.
+
+    Niceness is a thread's own on Linux: libraries have started some at import, and a thread inherits its starter's.
+    """
+    threads = [int(task.name) for task in Path("/proc/self/task").glob("*")] or [0]
+    for thread in threads:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 if __name__ == "__main__":

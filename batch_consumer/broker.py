@@ -31,27 +31,42 @@ class Broker:
 
     async def close(self) -> None:
         """Close the connection."""
-        admin, self._admin = self._admin, None
+        await self._discard(self._admin)
+
+    async def _discard(self, admin: Any) -> None:
+        """Close one client; another that has taken its place meanwhile, for others to use, stays."""
+        if self._admin is admin:
+            self._admin = None
         if admin is not None:
             with suppress(*Trouble):
                 await asyncio.wait_for(admin.close(), self._timeout_s)
 
+    async def _started(self) -> Any:
+        admin: Any = AIOKafkaAdminClient(
+            bootstrap_servers=self._kafka.bootstrap_servers,
+            client_id="twodoor-consumer-admin",
+            request_timeout_ms=int(self._timeout_s * 1000),
+        )
+        try:
+            await asyncio.wait_for(admin.start(), self._timeout_s)
+        except BaseException:
+            await self._discard(admin)
+            raise
+        return admin
+
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Any]:
         """Yield a started client; whatever goes wrong becomes DependencyDown."""
+        admin: Any = None
         try:
             async with self._lock:
                 if self._admin is None:
-                    self._admin = AIOKafkaAdminClient(
-                        bootstrap_servers=self._kafka.bootstrap_servers,
-                        client_id="twodoor-consumer-admin",
-                        request_timeout_ms=int(self._timeout_s * 1000),
-                    )
-                    await asyncio.wait_for(self._admin.start(), self._timeout_s)
+                    self._admin = await self._started()
+                admin = self._admin
             async with asyncio.timeout(self._timeout_s):
-                yield self._admin
+                yield admin
         except Trouble as exc:
-            await self.close()
+            await self._discard(admin)
             raise DependencyDown(f"Kafka does not answer: {type(exc).__name__} {exc}") from exc
 
     async def ping(self) -> None:

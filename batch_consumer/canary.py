@@ -3,7 +3,7 @@
 import asyncio
 
 from serving.deadline import Deadline
-from serving.errors import DependencyDown, RowError, ServerError, UnknownModel
+from serving.errors import DependencyDown, Overloaded, RowError, ServerError, UnknownModel
 from serving.pipeline import Pipeline
 from serving.registry import Model, Registry
 from serving.settings import ConsumerSettings
@@ -31,11 +31,18 @@ class Canary:
             return False
         for _ in range(rounds):
             answers = await asyncio.gather(*(self._ask(model) for _ in range(self._at_once)))
-            if not all(answers):
+            if False in answers or True not in answers:
                 return False
         return True
 
-    async def _ask(self, model: Model) -> bool:
+    async def _ask(self, model: Model) -> bool | None:
+        """Return whether the canary passes; None where the queue is full, which may be so for as long as others fill it."""
+        try:
+            return await self._answer(model)
+        except Overloaded:
+            return None
+
+    async def _answer(self, model: Model) -> bool:
         deadline = Deadline.after_ms(self._timeout_ms)
         if model.canary is not None:
             return await self._pipeline.canary_passes(model, "bulk", deadline)
@@ -45,6 +52,8 @@ class Canary:
             return True
         try:
             await self._pipeline.infer(model, [encoded], "bulk", deadline)
+        except Overloaded:
+            raise
         except (ServerError, RowError):
             return False
         return True

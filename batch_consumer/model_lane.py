@@ -328,10 +328,20 @@ class ModelLane:
         if fault not in (Fault.LOST, Fault.LATE):
             return await self._canary.passes()
         self._wait_for_server(fault, error)
-        while row.alive:
+        while row.alive and not self._is_deleted():
             if self._registry.bulk_ready(self._name) and await self._recover():
                 return True
             await asyncio.sleep(self._backoff.next_s())
+        return False
+
+    def _is_deleted(self) -> bool:
+        """Whether the model is in the repository no more; then waiting for it has no end."""
+        try:
+            self._registry.get(self._name)
+        except UnknownModel:
+            return True
+        except DependencyDown:
+            pass
         return False
 
 

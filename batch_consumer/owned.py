@@ -99,6 +99,9 @@ class OwnedPartition:
             while not self._revoked:
                 try:
                     await self._own_once()
+                    if not self._revoked:
+                        # It began again by itself. What keeps it from reading may last, such as a batch that is broken.
+                        await asyncio.sleep(self._backoff.next_s())
                 except ProducerFenced:
                     # Whoever fenced us owns the partition now, or we have just not heard that we lost it.
                     self._parts.metrics.fenced.inc()
@@ -124,7 +127,9 @@ class OwnedPartition:
             )
 
     async def _own_once(self) -> None:
-        producer = PartitionProducer(self._parts.kafka, self._settings, self.partition)
+        facts = self._parts.facts
+        most_bytes = min(facts.results.max_message_bytes, facts.dead_letters.max_message_bytes)
+        producer = PartitionProducer(self._parts.kafka, self._settings, self.partition, most_bytes)
         await producer.start()
         try:
             window = await self._open()
@@ -214,17 +219,22 @@ class OwnedPartition:
     async def drain(self, task: "asyncio.Task[None]", deadline_s: float) -> None:
         """Let running micro-batches finish, commit what is finished, and end ``task`` (``run``) by the deadline."""
         self._revoked = True
-        window = self.window
-        if window is not None:
-            window.stop()
-            while self._has_rows_in_flight(window) and time.monotonic() < deadline_s:  # noqa: ASYNC110 (rows tell no event)
-                await asyncio.sleep(LOOK_AGAIN_S)
-            self._flush = True
-            window.changed.set()
-            await asyncio.wait([task], timeout=max(0.1, deadline_s - time.monotonic()))
-        if not task.done():
-            task.cancel()
-        await asyncio.wait([task], timeout=self._settings.kafka_timeout_s)
+        try:
+            if self.window is not None:
+                await self._finish(self.window, task, deadline_s)
+        finally:
+            # Also where the drain itself is cut short: nobody else ends the task.
+            if not task.done():
+                task.cancel()
+            await asyncio.wait([task], timeout=self._settings.kafka_timeout_s)
+
+    async def _finish(self, window: Window, task: "asyncio.Task[None]", deadline_s: float) -> None:
+        window.stop()
+        while self._has_rows_in_flight(window) and time.monotonic() < deadline_s:  # noqa: ASYNC110 (rows tell no event)
+            await asyncio.sleep(LOOK_AGAIN_S)
+        self._flush = True
+        window.changed.set()
+        await asyncio.wait([task], timeout=max(0.1, deadline_s - time.monotonic()))
 
     def _has_rows_in_flight(self, window: Window) -> bool:
         return any(

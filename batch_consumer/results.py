@@ -1,5 +1,6 @@
 """Finished records become what is written: one result each, or one dead letter, never both; nothing for a tombstone."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,13 +70,28 @@ def _dead_letter(record: Record, reason: RowError, target: Target) -> Outgoing:
     ]
     partition = target.partition_of(source.partition)
     letter = Outgoing(target.topic, partition, record.key, record.value, tuple(headers))
-    surplus = letter.size_bytes - target.max_message_bytes
-    if surplus <= 0:
-        return letter
-    value = record.value or b""
-    headers.append(("twodoor-value-bytes", str(len(value)).encode()))
-    kept = max(0, len(value) - surplus - 64)
-    return Outgoing(target.topic, partition, record.key, value[:kept], tuple(headers))
+    return letter if letter.size_bytes <= target.max_message_bytes else _cut(letter, len(record.headers), target)
+
+
+def _cut(letter: Outgoing, own_headers: int, target: Target) -> Outgoing:
+    """Return a letter that fits: a shorter value, and where that is not enough, no key and none of the record's headers.
+
+    A producer may send far more than the limit, compressed. A letter that cannot be written would stop its partition.
+    """
+    key, value, headers = letter.key, letter.value or b"", letter.headers
+    said: tuple[tuple[str, bytes | None], ...] = (("twodoor-value-bytes", str(len(value)).encode()),)
+
+    def room() -> int:
+        frame = Outgoing(target.topic, letter.partition, key, b"", headers + said)
+        return target.max_message_bytes - frame.size_bytes
+
+    if room() < 0:
+        said += (("twodoor-key-bytes", str(len(key or b"")).encode()),)
+        key = None
+    if room() < 0:
+        said += (("twodoor-headers-dropped", str(own_headers).encode()),)
+        headers = headers[own_headers:]
+    return Outgoing(target.topic, letter.partition, key, value[: max(0, room())], headers + said)
 
 
 def count(records: Sequence[Record], metrics: Metrics, known_models: frozenset[str]) -> None:
@@ -87,11 +103,7 @@ def count(records: Sequence[Record], metrics: Metrics, known_models: frozenset[s
             metrics.skipped.labels(SKIPPED_UNREADABLE).inc()
         elif record.request is not None:
             model = record.request.model if record.request.model in known_models else UNKNOWN
-            errors = sum(isinstance(outcome, RowError) for outcome in record.outcomes)
-            if record.request.error is not None:
-                errors = 1
-            fine = len(record.outcomes) - errors if record.outcomes else 0
-            if fine:
-                metrics.rows.labels("bulk", model, "ok").inc(fine)
-            if errors:
-                metrics.rows.labels("bulk", model, "error").inc(errors)
+            outcomes = record.outcomes if record.request.error is None else [record.request.error]
+            ends = Counter(outcome.code if isinstance(outcome, RowError) else "ok" for outcome in outcomes)
+            for end, rows in ends.items():
+                metrics.rows.labels("bulk", model, end).inc(rows)

@@ -33,8 +33,12 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._owned: dict[TopicPartition, tuple[OwnedPartition, asyncio.Task[None]]] = {}
         self._ended = asyncio.Event()
         self._closing = False
+        self._draining = asyncio.Lock()
         self._read_at_s = time.monotonic()
         self._behind = False
+        self._rebalancing_since_s: float | None = None
+        # Longer than any rebalance: other members drain for as long as this one may, and a late one is evicted.
+        self._join_limit_s = 3 * (self._settings.drain_timeout_s + 2 * self._settings.kafka_timeout_s)
         topic = parts.kafka.requests_topic
         self._nowhere = TopicPartition(topic, -1)
         self._consumer: Any = self._make_consumer()
@@ -64,8 +68,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a partition has room and unread records, and none has come for half of the stall timeout."""
-        return self._behind and time.monotonic() - self._read_at_s > self._settings.stall_timeout_s / 2
+        """Whether a partition has room and unread records, and none has come for half of the stall timeout.
+
+        So is a client whose rebalance does not end: it has no partition, and so no lag that would show it.
+        """
+        now_s = time.monotonic()
+        if self._rebalancing_since_s is not None and now_s - self._rebalancing_since_s > self._join_limit_s:
+            return True
+        return self._behind and now_s - self._read_at_s > self._settings.stall_timeout_s / 2
 
     def end(self) -> None:
         """Make ``run`` return."""
@@ -75,11 +85,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Read until ``stop`` or ``end``; raises one of ``Trouble`` where the consumer cannot go on."""
         try:
             await self._start(stop)
-            while not (stop.is_set() or self._ended.is_set()):
-                if not await self._visit_all():
-                    # Nothing to read: wait for data of any partition, and reset the poll timer. No records come back.
-                    await self._consumer.getmany(self._nowhere, timeout_ms=IDLE_WAIT_MS)
-                self._check_tasks()
+            await self._read_until(stop)
         finally:
             # From here on a rebalance brings no partitions: nobody would drain them.
             self._closing = True
@@ -90,9 +96,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Start the consumer; joining a group takes as long as its other members' drain, so ``stop`` may cut it short."""
         starting = asyncio.ensure_future(self._consumer.start())
         stopping = asyncio.ensure_future(stop.wait())
-        limit_s = 3 * (self._settings.drain_timeout_s + 2 * self._settings.kafka_timeout_s)
         try:
-            await asyncio.wait([starting, stopping], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([starting, stopping], timeout=self._join_limit_s, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
             elif not stop.is_set():
@@ -101,6 +106,27 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             for task in (starting, stopping):
                 task.cancel()
             await asyncio.wait([starting, stopping])
+
+    async def _read_until(self, stop: asyncio.Event) -> None:
+        """Read until ``stop`` or ``end``, also where a call of the client does not return: it has no limit in a rebalance."""
+        reading = asyncio.create_task(self._read(stop), name="topic reader")
+        ends = [asyncio.create_task(event.wait()) for event in (stop, self._ended)]
+        try:
+            await asyncio.wait([reading, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            for task in (reading, *ends):
+                task.cancel()
+            # What the reader had in its hands is in no window: it is not committed, and is read again.
+            await asyncio.gather(reading, *ends, return_exceptions=True)
+
+    async def _read(self, stop: asyncio.Event) -> None:
+        while not (stop.is_set() or self._ended.is_set()):
+            if not await self._visit_all():
+                # Nothing to read: wait for data of any partition, and reset the poll timer. No records come back.
+                await self._consumer.getmany(self._nowhere, timeout_ms=IDLE_WAIT_MS)
+            self._check_tasks()
 
     async def _visit_all(self) -> int:
         """Read from every partition that has room; returns how many records came.
@@ -210,12 +236,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Finish what runs and commit it, within the drain time; all partitions go at every rebalance."""
+        self._rebalancing_since_s = time.monotonic()
         if revoked:
             log.info("partitions revoked", partitions=sorted(partition.partition for partition in revoked))
         await self._drain()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Own the new partitions, each by a task of its own: no heartbeat is sent while this method runs."""
+        self._rebalancing_since_s = None
         if self._closing:
             return
         log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
@@ -225,10 +253,12 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             self._owned[partition] = (owned, task)
 
     async def _drain(self) -> None:
-        owned, self._owned = list(self._owned.values()), {}
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s * 0.8
-        await asyncio.gather(*(one.drain(task, deadline_s) for one, task in owned))
-        self._parts.lane.drop_dead()
+        # A rebalance may be draining when the session ends: the client is stopped only after that.
+        async with self._draining:
+            owned, self._owned = list(self._owned.values()), {}
+            deadline_s = time.monotonic() + self._settings.drain_timeout_s * 0.8
+            await asyncio.gather(*(one.drain(task, deadline_s) for one, task in owned))
+            self._parts.lane.drop_dead()
 
     async def _stop_consumer(self) -> None:
         try:

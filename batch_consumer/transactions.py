@@ -44,7 +44,10 @@ class PartitionProducer:
     After any error it is of no use any more: close it, start a new one, and ask Kafka how far the partition came.
     """
 
-    def __init__(self, kafka: KafkaSettings, settings: ConsumerSettings, source: TopicPartition) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, settings: ConsumerSettings, source: TopicPartition, max_batch_bytes: int
+    ) -> None:
+        """``max_batch_bytes`` is what every topic written to takes: a topic's limit is one of batches, not of records."""
         self._settings = settings
         self._source = source
         self._producer: Any = AIOKafkaProducer(
@@ -54,7 +57,7 @@ class PartitionProducer:
             transaction_timeout_ms=settings.transaction_timeout_ms,
             enable_idempotence=True,
             acks="all",
-            max_batch_size=MAX_BATCH_BYTES,
+            max_batch_size=min(MAX_BATCH_BYTES, max_batch_bytes),
             request_timeout_ms=int(settings.kafka_timeout_s * 1000),
             metadata_max_age_ms=30_000,
         )
@@ -84,15 +87,15 @@ class PartitionProducer:
         await producer.begin_transaction()
         crashpoint("after_begin")
         deliveries: list[Any] = []
-        try:
-            for (topic, partition), batch in self._batches(records):
-                deliveries.append(await producer.send_batch(batch, topic, partition=partition))
-        finally:
-            # Every delivery is looked at, so that none is left with an error nobody read.
-            outcomes = await asyncio.gather(*deliveries, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        for (topic, partition), batch in self._batches(records):
+            deliveries.append(await producer.send_batch(batch, topic, partition=partition))
+            # Read by this also where it is not waited for: batches of an idempotent producer never expire. Cancelling
+            # one would leave its error unread inside the client.
+            deliveries[-1].add_done_callback(_read_outcome)
+        if deliveries:
+            await asyncio.wait(deliveries)
+        for delivery in deliveries:
+            delivery.result()
         crashpoint("after_send")
         await producer.send_offsets_to_transaction(
             {self._source: OffsetAndMetadata(offset, metadata)}, self._settings.group_id
@@ -145,6 +148,11 @@ class PartitionProducer:
 
 def _append(batch: Any, record: Outgoing) -> bool:
     return batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is not None
+
+
+def _read_outcome(delivery: "asyncio.Future[Any]") -> None:
+    if not delivery.cancelled() and delivery.exception() is not None:
+        log.debug("batch not delivered: %s", type(delivery.exception()).__name__)
 
 
 def _read_second_error(producer: Any) -> None:

@@ -48,6 +48,7 @@ class BodyReader:
         self, receive: Receive, gzip: "_Gzip | None", hold: Callable[[int], None], deadline: Deadline
     ) -> bytearray:
         body = bytearray()
+        sent_bytes = 0
         limit_s = min(deadline.remaining_s(), self._settings.body_timeout_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -58,6 +59,9 @@ class BodyReader:
                         raise CallerGone
                     more = message.get("more_body", False)
                     chunk = message.get("body", b"")
+                    sent_bytes += len(chunk)
+                    if sent_bytes > self._settings.max_body_bytes:  # gzip may be long and hold nothing
+                        raise self._too_large()
                     if gzip is not None:
                         room = self._settings.max_body_bytes - len(body)
                         chunk = await gzip.decode(chunk, room)

@@ -143,5 +143,5 @@ async def _linger(exchange: Exchange, receive: Receive) -> None:
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
                 dropped_bytes += len(message.get("body", b""))
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError):  # the server's stop ends only the wait: all was sent
         return

@@ -31,7 +31,7 @@ def parse_query(query: bytes) -> Call | None:
     except UnicodeDecodeError:
         raise Problem(422, InvalidUnicode.code, "text is not UTF-8", field="text") from None
     except ValueError:
-        raise Problem(422, "invalid_request", "too many query parameters", limit=16) from None
+        raise Problem(422, "invalid_request", "too many query parameters", field="query", limit=16) from None
     for name, _ in pairs:
         if name != "text":
             raise Problem(

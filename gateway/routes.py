@@ -21,7 +21,7 @@ from gateway.predict import Predictor
 from gateway.problems import CallerGone, Problem, problem_of
 from serving.codec import decode_json, encode_json
 from serving.deadline import Deadline
-from serving.errors import InvalidJson, InvalidUnicode
+from serving.errors import InvalidJson, InvalidUnicode, Overloaded
 from serving.registry import Registry
 from serving.settings import GatewaySettings
 
@@ -54,10 +54,14 @@ async def predict(request: Request) -> Response:
     deadline = _deadline(scope, door.settings)
     if has_body(scope) and not scope["query_string"]:
         check_json_type(scope)
-    async with door.bodies.read(scope, receive, deadline) as body:
-        call = await _call(door.settings, scope, body)
-        model, outcomes = await while_connected(receive, door.predictor.run(call, deadline))
-        return await answer(door.settings, call, model.spec, outcomes)
+    try:
+        async with door.bodies.read(scope, receive, deadline) as body:
+            call = await _call(door.settings, scope, body)
+            model, outcomes = await while_connected(receive, door.predictor.run(call, deadline))
+            return await answer(door.settings, call, model.spec, outcomes)
+    except asyncio.CancelledError:
+        # Only the server cancels a request: at its stop, for what goes on past TWODOOR_GATEWAY_SHUTDOWN_TIMEOUT_S.
+        raise Overloaded("the service is stopping") from None
 
 
 async def healthz(request: Request) -> Response:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from local_stack.logs import trim
 from local_stack.process import end
 from local_stack.state import ORDER, ServiceRecord, StackRecord, StateFolder, stop_order
 from local_stack.supervisor import ORPHAN_GRACE_S, Supervisor
+from local_stack.triton import model_names
 from serving.errors import ConfigError
+from serving.settings import unknown_variables
 
 _POLL_S = 0.1
 # The supervisor stops within TWODOOR_STACK_STOP_TIMEOUT_S; this is for what comes after.
@@ -39,12 +41,23 @@ def up(
     """
     try:
         config = StackConfig.load(tuple(services), consumers)
+        for doubt in _doubts(config):
+            report(f"warning: {doubt}")
         if detach:
             return _up_detached(config, report)
         return asyncio.run(Supervisor(config, report).run())
     except ConfigError as exc:
         report(f"cannot start: {exc}")
         return 1
+
+
+def _doubts(config: StackConfig) -> Iterator[str]:
+    """Yield what does not stop a start and is most often a typing error."""
+    for name in unknown_variables():
+        yield f"{name} is set and means nothing: see docs/settings.md"
+    names = model_names(config.repository)
+    if names and config.models.default not in names:
+        yield f"TWODOOR_MODELS_DEFAULT: no model {config.models.default} in {config.repository}"
 
 
 def down(report: Callable[[str], None] = say) -> int:
@@ -57,7 +70,7 @@ def down(report: Callable[[str], None] = say) -> int:
     folder = StateFolder(config.stack.home)
     record = folder.read()
     if record is None:
-        report("the stack is not running")
+        report(f"no stack was started with the state folder {folder.home} (TWODOOR_HOME names another one)")
         return 0
     if folder.is_locked() and record.supervisor.alive:
         return _stop_supervisor(folder, record, config.stack.stop_timeout_s, report)
@@ -150,6 +163,17 @@ def _up_detached(config: StackConfig, report: Callable[[str], None]) -> int:
             # One session for the whole stack, away from this terminal: the services stay inside it.
             start_new_session=True,
         )
+    try:
+        return _follow(supervisor, folder, log, position, report)
+    except KeyboardInterrupt:
+        report("the stack goes on starting: `twodoor down` stops it")
+        return 130
+
+
+def _follow(
+    supervisor: "subprocess.Popen[bytes]", folder: StateFolder, log: Path, position: int, report: Callable[[str], None]
+) -> int:
+    """Pass the supervisor's lines on until the stack is up (0) or has ended (1)."""
     while True:
         ended = supervisor.poll()
         position = _pass_on(log, position, report)

@@ -20,7 +20,19 @@ async def status_of(http: httpx.AsyncClient, url: str) -> int | None:
         return None
 
 
+async def parts_down(http: httpx.AsyncClient, url: str) -> set[str]:
+    """Return the parts a door's ``/readyz`` calls down; the door itself, as ``door``, where it gives no such answer."""
+    try:
+        dependencies = (await http.get(url)).json()["dependencies"]
+        return {str(name) for name, state in dependencies.items() if state != "up"}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return {"door"}
+
+
 async def post_json(http: httpx.AsyncClient, url: str, body: object, timeout_s: float) -> tuple[int, Any]:
-    """POST JSON and return (status, decoded answer or None); raises httpx.HTTPError if nothing answers in time."""
+    """POST JSON and return (status, decoded answer or None); raises httpx.HTTPError if no JSON comes in time."""
     answer = await http.post(url, json=body, timeout=timeout_s)
-    return answer.status_code, answer.json() if answer.content else None
+    try:
+        return answer.status_code, answer.json() if answer.content else None
+    except ValueError as exc:
+        raise httpx.DecodingError("the answer is no JSON", request=answer.request) from exc

@@ -29,7 +29,12 @@ class Identity:
         return boot_id() == self.boot and start_ticks(self.pid) == self.started
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process group that this process leads; gone is fine."""
+        """Send a signal to the process group that this process leads or led; gone is fine.
+
+        A pid is not given away while a group of that number has a member, so the only stranger is a new leader.
+        """
+        if boot_id() != self.boot or start_ticks(self.pid) not in (None, self.started):
+            return
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:

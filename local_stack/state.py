@@ -3,11 +3,12 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from local_stack.process import Identity, ours
 from serving.errors import ConfigError
@@ -16,6 +17,8 @@ ServiceState = Literal["starting", "ready", "restarting", "stopping", "stopped",
 Phase = Literal["starting", "up", "stopping", "stopped", "failed"]
 # The order in which services are shown and started; they are stopped the other way round.
 ORDER = ("kafka", "triton", "gateway", "consumer")
+_LOOK_S = 1.0
+_POLL_S = 0.02
 
 
 class AlreadyRunning(ConfigError):
@@ -68,14 +71,17 @@ class StateFolder:
         """Own the folder; raises AlreadyRunning if another supervisor does. The kernel frees it however we end."""
         self.create()
         with self._lock.open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            # `is_locked` of another process holds it for a moment: only what stays is a supervisor.
+            deadline = time.monotonic() + _LOOK_S
+            while not _try_lock(handle, fcntl.LOCK_EX):
                 record = self.read()
-                pid = record.supervisor.pid if record else "?"
-                raise AlreadyRunning(
-                    f"the stack runs already (supervisor {pid}, state in {self.home}): `twodoor status`, `twodoor down`"
-                ) from None
+                alive = record is not None and record.supervisor.alive
+                if alive or time.monotonic() > deadline:
+                    pid = record.supervisor.pid if record and alive else "that is just starting"
+                    raise AlreadyRunning(
+                        f"the stack runs already (supervisor {pid}, state in {self.home}): `twodoor status`, `twodoor down`"
+                    )
+                time.sleep(_POLL_S)
             yield
 
     def is_locked(self) -> bool:
@@ -83,11 +89,7 @@ class StateFolder:
         if not self._lock.exists():
             return False
         with self._lock.open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not _try_lock(handle, fcntl.LOCK_SH)
 
     def write(self, record: StackRecord) -> None:
         """Replace the state file; a reader sees the old one or the new one, never half of one."""
@@ -112,6 +114,14 @@ class StateFolder:
     def log_path(self, name: str) -> Path:
         """Return the log file of a service."""
         return self.logs / f"{name}.log"
+
+
+def _try_lock(handle: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def stop_order(name: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from local_stack import control, triton
-from local_stack.ask import client
+from local_stack.ask import client, parts_down
 from local_stack.config import StackConfig
 from local_stack.ports import check_free
 from local_stack.process import Identity, end, identify
@@ -22,6 +22,7 @@ ORPHAN_GRACE_S = 6.0
 # Triton and Kafka end within this time; the doors, whose callers are waiting, get the rest.
 PARTS_GRACE_S = 6.0
 FIRST_STAGE = ("gateway", "consumer")
+LOOK_AGAIN_S = 0.1
 
 
 class Supervisor:
@@ -45,8 +46,19 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         with self._folder.locked():
-            await asyncio.to_thread(clear_remains, self._folder, self._config, self._report)
-            check_free(self._config.ports())
+            remains = self._folder.read()
+            left = remains.services if remains else []
+            for service in left:
+                service.state = "orphaned" if service.running else "stopped"
+            # From here on `down` finds us; what was left stays on record until it is ended.
+            self._folder.write(StackRecord(self._me, "starting", left))
+            try:
+                if remains:
+                    await asyncio.to_thread(clear_remains, remains, self._config, self._report)
+                check_free(self._config.ports())
+            except BaseException:
+                self._set_phase("stopped")
+                raise
             return await self._run_services()
 
     def _on_signal(self) -> None:
@@ -106,8 +118,15 @@ class Supervisor:
         return f"{', '.join(late)} not ready after {self._config.stack.start_timeout_s:.0f} s: see {logs}"
 
     async def _all_ready(self) -> None:
+        """Wait until each service is ready, and each door sees the parts that were started with it."""
         for service in self._services.values():
             await service.ready.wait()
+        async with client() as http:
+            for name, service in self._services.items():
+                if name.split("-")[0] in FIRST_STAGE:
+                    url = f"http://{service.spec.address}/readyz"
+                    while await parts_down(http, url) & {"door", *self._services}:  # noqa: ASYNC110 (another process)
+                        await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _until_end(self, tasks: list[asyncio.Task[None]]) -> str | None:
         ended = asyncio.create_task(self._end.wait())
@@ -181,14 +200,11 @@ def identify_self() -> Identity:
     return me
 
 
-def clear_remains(folder: StateFolder, config: StackConfig, report: Callable[[str], None]) -> None:
-    """End what a killed supervisor left running, and say so. Blocks.
+def clear_remains(record: StackRecord, config: StackConfig, report: Callable[[str], None]) -> None:
+    """End what a killed supervisor left running by its record, and say so. Blocks.
 
     Only processes that are, by pid, start time and command line, the ones that were recorded are touched.
     """
-    record = folder.read()
-    if record is None:
-        return
     left = [s for s in record.services if s.running]
     if left:
         names = ", ".join(f"{s.name} ({s.process.pid})" for s in left if s.process)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from serving.deadline import Deadline
-from serving.errors import ModelFailed, RowError, ServerError
+from serving.errors import ModelFailed, Overloaded, RowError, ServerError
 from serving.models import Lane
 from serving.postprocess import Answer, FloatArray, render
 from serving.preprocess import Encoded, check_text, pad
@@ -44,7 +44,10 @@ class Pipeline:
         return render(spec, output)
 
     async def canary_passes(self, model: Model, lane: Lane, deadline: Deadline) -> bool:
-        """Return whether the lane's instance answers the model's known row rightly (True where it has none)."""
+        """Return whether the lane's instance answers the model's known row rightly (True where it has none).
+
+        Raises Overloaded where the queue is full: that says nothing of the instance.
+        """
         canary, spec = model.canary, model.spec
         if canary is None:
             return True
@@ -52,6 +55,8 @@ class Pipeline:
             output: FloatArray = await self._client.infer(
                 spec.triton_name(lane), spec.version, canary.inputs, spec.output, deadline
             )
+        except Overloaded:
+            raise
         except (ServerError, RowError):
             return False
         return output.shape == (1, spec.output_size) and bool(

@@ -93,6 +93,8 @@ class Registry:
         """Read the index once and load what is new or has changed version."""
         if not self.triton_up:
             log.info("triton up", version=await self._client.server_version())
+            # Whatever happened to the repository meanwhile: what is known of it may be of another model by the same name.
+            self._models, self._refused = {}, {}
         states = await self._client.models()
         ready = {name: state.version for name, state in states.items() if state.version is not None}
         # A model that went away may come back as another one under the same version: it is read again.
@@ -122,23 +124,33 @@ class Registry:
             if twin_of(config):
                 twins.add(name)
                 return
-            folder = self._settings.repository / name
-            labels = await asyncio.to_thread(_read_labels, folder, config)
-            spec = parse_spec(config, version, labels)
-            if spec.bulk_model != name:
-                check_twin(spec, await self._client.model_config(spec.bulk_model, ""))
-                twins.add(spec.bulk_model)
-            tokenizer = await asyncio.to_thread(Tokenizer, folder / "tokenizer", spec)
-            self._models[name] = Model(spec, tokenizer, await asyncio.to_thread(_read_canary, folder))
+            model = await asyncio.to_thread(_read_model, self._settings.repository / name, config, version)
+            if model.spec.bulk_model != name:
+                check_twin(model.spec, await self._client.model_config(model.spec.bulk_model, ""))
+                twins.add(model.spec.bulk_model)
+            self._models[name] = model
             log.info("model ready", model=name, version=version)
         except ConfigError as exc:
             # At start the operator is watching: stop. Later one wrong model must not end the others.
             if not self.seen.is_set():
                 raise
+            # Triton answers with the new version by now: tokens and labels of the old one would give wrong answers.
+            self._models.pop(name, None)
             self._refused[name] = version
             log.error("model refused", model=name, version=version, reason=str(exc))
         except TwodoorError as exc:
             log.info("model not readable yet", model=name, version=version, reason=str(exc))
+
+
+def _read_model(folder: Path, config: Mapping[str, object], version: str) -> Model:
+    """Read what belongs to a model; runs in a thread. Raises ConfigError, whatever is wrong with its files."""
+    try:
+        spec = parse_spec(config, version, _read_labels(folder, config))
+        return Model(spec, Tokenizer(folder / "tokenizer", spec), _read_canary(folder))
+    except ConfigError:
+        raise
+    except Exception as exc:  # the tokenizer's libraries name no errors of their own
+        raise ConfigError(f"model {folder.name}: its config or files cannot be read: {exc}") from exc
 
 
 def _read_labels(folder: Path, config: Mapping[str, object]) -> list[str]:

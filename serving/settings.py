@@ -94,7 +94,9 @@ class GatewaySettings(Settings):
         64 * 2**10, ge=8 * 2**10, description="Most bytes of a request's head (line and headers, so also of ?text=)."
     )
     head_timeout_s: float = Field(20.0, gt=0, description="How long a connection may take to send a request's head.")
-    body_timeout_s: float = Field(30.0, gt=0, description="How long a caller may take to send its body.")
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="How long a caller may take to send its body, or to go on taking its answer."
+    )
     keep_alive_timeout_s: float = Field(75.0, gt=0, description="How long an idle connection stays open.")
     offload_bytes: int = Field(
         16_384,
@@ -288,7 +290,9 @@ def load(cls: type[S]) -> S:
     except ValidationError as exc:
         names = env_names(cls)
         lines = [
-            f"{names.get(str(e['loc'][0]), str(e['loc'][0])) if e['loc'] else cls.__name__}: {e['msg']}"
+            f"{names.get(str(e['loc'][0]), str(e['loc'][0]))}: {e['msg']}"
+            if e["loc"]
+            else e["msg"].removeprefix("Value error, ")
             for e in exc.errors(include_input=False, include_url=False)
         ]
         raise ConfigError("; ".join(lines)) from None

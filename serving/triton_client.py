@@ -49,7 +49,7 @@ _BY_STATUS: Mapping[str, tuple[type[TwodoorError], str]] = {
     "StatusCode.DEADLINE_EXCEEDED": (DeadlineExceeded, "the deadline passed while the model worked"),
     "StatusCode.UNAVAILABLE": (DependencyDown, "the model server does not answer"),
     "StatusCode.CANCELLED": (DependencyDown, "the model server gave the call up"),
-    "StatusCode.RESOURCE_EXHAUSTED": (ModelRefused, "the input or its answer is larger than a message may be"),
+    "StatusCode.RESOURCE_EXHAUSTED": (ModelFailed, "the input or its answer is larger than a message may be"),
 }
 
 

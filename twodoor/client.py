@@ -22,6 +22,10 @@ class _Core:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{self.url!r} is no http:// or https:// address")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError(f"{self.url!r} has no port from 0 to 65535") from None
         self._loopback = parts.hostname in ("127.0.0.1", "::1", "localhost")
         self._timeout_s = timeout_s
         self._retry = Retry(retries, max_retry_wait_s)
@@ -121,9 +125,24 @@ class Client(_Core):
             time.sleep(step.seconds)
             return None
         try:
-            return self._http.post(step.path, content=step.content, headers=step.headers, timeout=step.timeout_s)
+            return self._post(step)
         except httpx.RequestError as error:
             return error
+
+    def _post(self, step: Send) -> httpx.Response:
+        """Send and read; httpx bounds each read, and the whole answer has the same bound, whatever drips in."""
+        ends = time.monotonic() + step.timeout_s
+        with self._http.stream(
+            "POST", step.path, content=step.content, headers=step.headers, timeout=step.timeout_s
+        ) as response:
+            pieces = []
+            for piece in response.iter_raw():
+                pieces.append(piece)
+                if time.monotonic() > ends:
+                    raise httpx.ReadTimeout("deadline")
+            return httpx.Response(
+                response.status_code, headers=response.headers, content=b"".join(pieces), request=response.request
+            )
 
 
 class AsyncClient(_Core):

@@ -46,7 +46,8 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as exc:
         fail(
-            f"this command needs the extra `{extra}` (no module {exc.name}): pip install 'twodoor[{extra}]'", Exit.USAGE
+            f"this command needs the extra `{extra}` (no module {exc.name}): in the project's folder, pip install '.[{extra}]'",
+            Exit.USAGE,
         )
 
 

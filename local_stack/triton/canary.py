@@ -36,15 +36,18 @@ class Canary:
     """One row whose answer is known: ``canary.json`` in the model's folder."""
 
     def __init__(self, data: dict[str, Any]) -> None:
-        self._inputs: dict[str, list[int]] = data["inputs"]
-        self._output: dict[str, Any] = data["output"]
+        """Read the file's content; raises KeyError, TypeError or ValueError where it is no canary row."""
+        self._inputs: dict[str, list[int]] = {str(name): [int(i) for i in ids] for name, ids in data["inputs"].items()}
+        self._output = str(data["output"]["name"])
+        self._values = [float(value) for value in data["output"]["values"]]
+        self._tolerance = float(data["output"]["tolerance"])
 
     @classmethod
     def read(cls, path: Path) -> "Canary | None":
         """Return the canary of a model; None if it has none that can be read."""
         try:
             return cls(json.loads(path.read_text()))
-        except (FileNotFoundError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def request(self, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -54,10 +57,10 @@ class Canary:
             {"name": name, "shape": [1, len(values)], "datatype": types.get(name, "INT64"), "data": values}
             for name, values in self._inputs.items()
         ]
-        return {"inputs": inputs, "outputs": [{"name": self._output["name"]}]}
+        return {"inputs": inputs, "outputs": [{"name": self._output}]}
 
     def differs(self, answer: dict[str, Any]) -> bool:
         """Whether an answer is farther from the known one than its tolerance (a NaN is)."""
-        got: list[float] = next((o["data"] for o in answer["outputs"] if o["name"] == self._output["name"]), [])
-        want, tolerance = self._output["values"], float(self._output["tolerance"])
-        return len(got) != len(want) or not all(abs(a - b) <= tolerance for a, b in zip(got, want, strict=True))
+        got: list[float] = next((o["data"] for o in answer["outputs"] if o["name"] == self._output), [])
+        want = self._values
+        return len(got) != len(want) or not all(abs(a - b) <= self._tolerance for a, b in zip(got, want, strict=True))

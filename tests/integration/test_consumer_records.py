@@ -314,7 +314,7 @@ async def test_metrics_tell_of_rows_batches_padding_backlog_and_lag(
     names = consumer.metrics()
     for name in (
         f'twodoor_rows_total{{lane="bulk",model="{STUB}",outcome="ok"}}',
-        f'twodoor_rows_total{{lane="bulk",model="{STUB}",outcome="error"}}',
+        f'twodoor_rows_total{{lane="bulk",model="{STUB}",outcome="model_failed"}}',
         f'twodoor_bulk_microbatch_seconds_count{{model="{STUB}"}}',
         f'twodoor_bulk_padding_ratio_count{{model="{STUB}"}}',
         f'twodoor_bulk_backlog_rows{{model="{STUB}"}}',

@@ -187,6 +187,10 @@ def test_sigterm_ends_in_time_although_a_call_hangs(gateway_factory: GatewayFact
         connection.send(post("/predict", b'{"text": "a"}')[:-3])
         wait_until(lambda: gateway.get("/healthz") != b"", "the head has arrived")
         assert gateway.stop(timeout_s=6) == 0
+        reply = connection.reply()
+    assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
+    assert int(reply.headers["retry-after"]) >= 1
+    assert "Traceback" not in gateway.log()
 
 
 # --- configuration

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,3 +231,95 @@ def test_a_connection_that_ends_in_the_middle_of_a_body_leaves_nothing_behind(ga
         with connect(gateway.port) as connection:
             connection.send(post("/predict", GOOD)[:-5])
     wait_until(lambda: b"\ntwodoor_admitted_tokens 0.0" in gateway.get("/metrics"), "no tokens held")
+
+
+def test_endless_trailers_are_431_and_memory_does_not_grow(gateway: Gateway) -> None:
+    before = resident_bytes(gateway)
+    with connect(gateway.port) as connection:
+        connection.send(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        connection.send(b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(GOOD), GOOD))
+        field = b"X-Filler: " + b"y" * 4000 + b"\r\n"
+        all_sent = connection.send_all(field * 16 for _ in range(MB // 1024))
+        assert not all_sent or connection.closed_within(0.5)
+    assert resident_bytes(gateway) - before < 8 * MB
+
+
+def test_trailers_of_a_good_call_are_ignored(gateway: Gateway) -> None:
+    with connect(gateway.port) as connection:
+        connection.send(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        connection.send(b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(GOOD), GOOD))
+        assert connection.reply().status == 200
+        connection.send(post("/predict", GOOD))
+        assert connection.reply().status == 200
+
+
+def test_the_body_of_a_call_that_offers_an_upgrade_is_its_body_and_no_request(gateway: Gateway) -> None:
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    call = post("/predict", GOOD, *offer)
+    head = call[: -len(GOOD)]
+    hidden = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(gateway.port) as connection:
+        connection.send(call)
+        assert connection.reply().status == 200
+        connection.send(head)
+        connection.send(GOOD[:5])
+        time.sleep(0.05)  # another segment: nothing of the server tells when it has read the first
+        connection.send(GOOD[5:])
+        assert connection.reply().status == 200
+        connection.send(post("/predict", hidden, *offer))
+        problem(connection.reply(), 422, "invalid_json")
+        connection.send(post("/predict", GOOD))
+        assert connection.reply().status == 200
+
+
+def test_a_request_in_the_line_behind_another_may_have_a_large_body(gateway: Gateway) -> None:
+    body = json.dumps({"text": ["fine"] * 3, "truncate": True}).encode().ljust(400_000)
+    second = post("/predict", body)
+    with connect(gateway.port) as connection:
+        connection.send(post("/predict", GOOD) + second[:10_000])
+        assert connection.reply().status == 200
+        connection.send(second[10_000:])
+        assert connection.reply().status == 200
+
+
+def test_what_is_not_http_behind_a_good_call_does_not_take_the_place_of_its_answer(gateway: Gateway) -> None:
+    with connect(gateway.port) as connection:
+        connection.send(post("/predict", GOOD) + b"\x00nonsense\r\n\r\n")
+        assert connection.reply().status == 200
+        assert connection.closed_within(2)
+
+
+def test_connect_is_refused_and_nothing_is_tunnelled(gateway: Gateway) -> None:
+    for target in (b"example.org:443", b"/predict"):
+        with connect(gateway.port) as connection:
+            connection.send(b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n")
+            problem(connection.reply(), 400, "invalid_request")
+            assert connection.closed_within(2)
+
+
+def test_gzip_that_never_becomes_a_body_is_413_while_reading(gateway: Gateway) -> None:
+    nothing = gzip.compress(b"") * 3000
+    with connect(gateway.port) as connection:
+        connection.send(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        connection.send(b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.send_all(chunked([nothing] * 60))
+        assert problem(connection.reply(), 413, "body_too_large")["limit"] == 2 * MB
+
+
+def test_a_caller_who_does_not_take_its_answer_is_let_go(gateway: Gateway) -> None:
+    texts = json.dumps({"text": ["fine"] * 256, "model": "embedding_model"}).encode()
+    with connect(gateway.port) as connection:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.send(post("/predict", texts) * 8)
+        port = connection.sock.getsockname()[1]
+        wait_until(lambda: _held(gateway, port), "the connection is there")
+        wait_until(lambda: not _held(gateway, port), "the connection is given up", timeout_s=10)
+
+
+def _held(gateway: Gateway, port: int) -> bool:
+    """Return whether the gateway still holds its end of the connection from this port, by /proc/net/tcp."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if (int(fields[1][-4:], 16), int(fields[2][-4:], 16)) == (gateway.port, port):
+            return fields[9] != "0"  # no inode: the kernel alone still tries to send
+    return False

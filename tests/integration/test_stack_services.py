@@ -46,7 +46,7 @@ def infer(stack: Stack, model: str) -> httpx.Response:
 
 def stubs(stack: Stack, model: str) -> list[int]:
     """Return the pids of a model's processes."""
-    return [pid for pid in children(stack.pid("triton")) if f"/{model}/" in command_line(pid)[1]]
+    return [pid for pid in children(stack.pid("triton")) if f"/{model}/" in "".join(command_line(pid)[1:2])]
 
 
 def thread_stats(pid: int) -> list[list[str]]:

@@ -1,7 +1,9 @@
 """The command line without any service: help, wrong usage, exit codes, a missing extra."""
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +65,35 @@ def test_a_wrong_address_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no http:// or https:// address" in result.stderr
 
 
+def test_a_wrong_port_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWODOOR_GATEWAY_PORT", "http")
+    result = run.invoke(app, ["predict", "x"])
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:http" in result.stderr
+
+
+def test_logs_follow_goes_on_after_the_log_was_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / "logs").mkdir(parents=True)
+    log = home / "logs" / "kafka.log"
+    log.write_text("an old line, longer than what follows\n")
+    command = [sys.executable, "-m", "twodoor", "logs", "kafka", "-f"]
+    with subprocess.Popen(
+        command, env={**os.environ, "TWODOOR_HOME": str(home)}, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "an old line, longer than what follows\n"
+        with log.open("r+") as handle:
+            handle.truncate()
+        with log.open("a") as handle:
+            handle.write("new\n")
+        timer = threading.Timer(10, reader.kill)
+        timer.start()
+        assert reader.stdout.readline() == "new\n"
+        timer.cancel()
+        reader.kill()
+
+
 def test_a_setting_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWODOOR_KAFKA_MAX_MESSAGE_BYTES", "1 MB")
     result = run.invoke(app, ["consume"])
@@ -116,7 +147,7 @@ def test_a_missing_extra_is_named_in_one_line(arguments: list[str], module: str,
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2, done.stderr
-    assert f"pip install 'twodoor[{extra}]'" in done.stderr
+    assert f"pip install '.[{extra}]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -28,6 +28,8 @@ class Reply:
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    drip_s: float = 0.0
+    """Pause after each byte of the body."""
 
 
 @dataclass
@@ -64,8 +66,10 @@ def server() -> Iterator[Server]:
                 self.send_header(name, value)
             self.end_headers()
             try:
-                self.wfile.write(content)
-            except BrokenPipeError:
+                for piece in (content[i : i + 1] for i in range(len(content))) if reply.drip_s else (content,):
+                    self.wfile.write(piece)
+                    time.sleep(reply.drip_s)
+            except (BrokenPipeError, ConnectionResetError):
                 return  # a test whose caller does not wait
 
         def log_message(self, *args: object) -> None:
@@ -213,6 +217,14 @@ async def test_a_silent_server_ends_at_the_deadline(ask: Ask, server: Server) ->
     assert caught.value.code == "deadline_exceeded"
 
 
+async def test_a_server_that_answers_byte_by_byte_ends_at_the_deadline_too(ask: Ask, server: Server) -> None:
+    server.replies = [Reply(drip_s=0.05)]
+    began = time.monotonic()
+    with pytest.raises(twodoor.DeadlineExceeded):
+        await ask("predict", "x", timeout_s=0.2)
+    assert time.monotonic() - began < 1.5
+
+
 @pytest.mark.parametrize(
     "body", [{"hello": "world"}, [], {"model": "m", "model_version": "1", "predictions": []}, "text"]
 )
@@ -254,6 +266,9 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert Client().url == "https://example.test/base"
     with pytest.raises(ValueError, match="no http"):
         Client("localhost:8080")
+    for wrong in ("http://127.0.0.1:abc", "http://127.0.0.1:99999"):
+        with pytest.raises(ValueError, match="no port"):
+            Client(wrong)
 
 
 def test_a_proxy_of_the_environment_does_not_stand_before_loopback(

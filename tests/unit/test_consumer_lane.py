@@ -270,3 +270,43 @@ async def test_rows_tokenized_for_an_older_version_are_tokenized_again(world: Wo
     lane.submit(made)
     await until(lambda: len(world.outcomes) == 2)
     assert {row.tokenizer for row in made} == {"2"}
+
+
+async def test_a_queue_too_short_for_all_canaries_at_once_keeps_nobody_waiting(world: World, lane: Lane) -> None:
+    busy = [0]
+
+    async def canary_passes(*_: Any) -> bool:
+        # One instance with a queue of one: a third request is refused.
+        if busy[0] >= 2:
+            raise Overloaded("full")
+        busy[0] += 1
+        await asyncio.sleep(0.001)
+        busy[0] -= 1
+        return True
+
+    world.canary_passes = canary_passes  # type: ignore[method-assign]
+    failed: list[list[str]] = []
+
+    def refuse(world: World, texts: list[str]) -> Exception | None:
+        failed.append(texts)
+        return Overloaded("full") if len(failed) == 1 else None
+
+    world.fault = refuse
+    lane.submit(rows(world, TEXTS))
+    await until(lambda: len(world.outcomes) == 32)
+    assert world.codes() == {}
+
+
+async def test_a_row_under_which_a_model_died_that_is_then_deleted_gets_its_error(world: World, lane: Lane) -> None:
+    def die(world: World, texts: list[str]) -> Exception | None:
+        world.ready = False
+        return ModelDied("died")
+
+    world.fault = die
+    (row,) = rows(world, ["row 13"])
+    row.is_suspect = True
+    lane.submit([row])
+    await until(lambda: bool(world.requests) and lane.waits_for_model())
+    world.known = False
+    await until(lambda: len(world.outcomes) == 1)
+    assert world.codes() == {0: "unknown_model"}

@@ -141,3 +141,19 @@ def test_a_key_that_leaves_no_room_is_given_up_rather_than_the_result() -> None:
     (result,) = outgoing([record], *targets(1_000))
     assert result.key is None
     assert json.loads(result.value or b"")["output"]["label"] == "positive"
+
+
+@pytest.mark.parametrize("key_bytes", [1, 5_000])
+@pytest.mark.parametrize("header_bytes", [1, 5_000])
+def test_a_dead_letter_fits_whatever_was_large_in_its_record_and_says_what_is_missing(
+    key_bytes: int, header_bytes: int
+) -> None:
+    record = make_record(b"{" * 5_000, (("mine", b"h" * header_bytes),), key=b"k" * key_bytes)
+    (letter,) = outgoing([record], *targets(2_000))
+    assert letter.size_bytes <= 2_000
+    headers = dict(letter.headers)
+    assert headers["twodoor-error-code"] == b"invalid_json"
+    assert headers["twodoor-source-offset"] == b"17"
+    assert headers.get("twodoor-headers-dropped") == (b"1" if header_bytes > 1 else None)
+    assert (letter.key is None) == ("twodoor-key-bytes" in headers)
+    assert (letter.key is None) == (key_bytes > 1 or header_bytes > 1)

@@ -37,8 +37,14 @@ class FakeConsumer:
         self.asked: list[tuple[TopicPartition, ...]] = []
         self.sought: list[tuple[TopicPartition, int]] = []
         self.error: Exception | None = None
+        self.is_stopped = False
         self.ends = {TP: 0, OTHER: 0}
         self.positions = {TP: 0, OTHER: 0}
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        self.is_stopped = True
 
     def subscribe(self, topics: list[str], listener: object) -> None:
         self.topics, self.listener = topics, listener
@@ -226,6 +232,18 @@ async def test_a_client_that_gives_no_records_although_there_are_some_is_stuck(
     assert stuck == [False, True, False]
 
 
+async def test_a_rebalance_that_does_not_end_is_a_stuck_client_although_it_shows_no_lag(session: Session) -> None:
+    session._owned.clear()
+    await session.on_partitions_revoked(set())
+    assert session._rebalancing_since_s is not None
+    stuck = [session.is_stuck]
+    session._rebalancing_since_s -= session._join_limit_s + 1
+    stuck.append(session.is_stuck)
+    await session.on_partitions_assigned(set())
+    stuck.append(session.is_stuck)
+    assert stuck == [False, True, False]
+
+
 async def test_the_watchdog_has_a_stuck_client_replaced() -> None:
     restarted = asyncio.Event()
     watchdog = Watchdog(60.0, 0.0)
@@ -279,6 +297,92 @@ async def test_a_producer_that_fails_is_replaced_and_the_partition_looked_up_ane
     await one.drain(task, asyncio.get_running_loop().time() + 1)
     assert done[-1] == "close"
     assert task.done()
+
+
+@pytest.mark.parametrize("end", ["stop", "end"])
+async def test_a_session_ends_also_while_a_call_of_the_client_does_not_return(session: Session, end: str) -> None:
+    session._owned.clear()
+    asked = asyncio.Event()
+
+    async def getmany(*_: object, **__: object) -> dict[TopicPartition, list[Any]]:
+        # As in a rebalance that does not come to its end: the client waits for it without a limit.
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
+
+    session._consumer.getmany = getmany
+    stop = asyncio.Event()
+    running = asyncio.create_task(session.run(stop))
+    await asyncio.wait_for(asked.wait(), 5)
+    if end == "stop":
+        stop.set()
+    else:
+        session.end()
+    await asyncio.wait_for(running, 5)
+    assert session._consumer.is_stopped
+
+
+async def test_a_session_that_ends_in_the_middle_of_a_rebalance_waits_for_its_drain(session: Session) -> None:
+    one: Any = session._owned[TP][0]
+    session._owned.clear()
+    drained, may_end = asyncio.Event(), asyncio.Event()
+
+    async def drain(*_: object) -> None:
+        await may_end.wait()
+        drained.set()
+
+    one.drain = drain
+    session._owned[TP] = (one, None)  # type: ignore[assignment]
+    rebalance = asyncio.create_task(session.on_partitions_revoked({TP}))
+    await _until(lambda: not session._owned)
+    session.end()
+    ending = asyncio.create_task(session.run(asyncio.Event()))
+    await asyncio.wait([ending], timeout=0.1)
+    assert not session._consumer.is_stopped
+    may_end.set()
+    await asyncio.wait_for(asyncio.gather(rebalance, ending), 5)
+    assert drained.is_set()
+    assert session._consumer.is_stopped
+
+
+async def test_a_drain_that_is_cut_short_leaves_no_task_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(owned, "PartitionProducer", lambda *_: FakeProducer([], done))
+    one: Any = OwnedPartition(TP, FakeConsumer(), make_parts())
+    one._has_rows_in_flight = lambda _: True
+    task = asyncio.create_task(one.run())
+    await _until(lambda: one.window is not None)
+    drain = asyncio.create_task(one.drain(task, asyncio.get_running_loop().time() + 60))
+    await _until(lambda: one.window is not None and not one.window.is_open)
+    drain.cancel()
+    await asyncio.wait([drain])
+    assert task.done()
+    assert done[-1] == "close"
+
+
+async def test_a_partition_that_begins_again_and_again_makes_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(owned, "PartitionProducer", lambda *_: FakeProducer([], done))
+    one = OwnedPartition(TP, FakeConsumer(), make_parts(retry_backoff_max_s=30))
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+            seconds = 0.001
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    task = asyncio.create_task(one.run())
+    async with asyncio.timeout(5):
+        while done.count("start") < 6:
+            one.begin_again()
+            await sleep(0.001)
+    task.cancel()
+    await asyncio.wait([task])
+    assert len(pauses) >= 5
+    assert pauses[4] > pauses[0]
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -1,22 +1,28 @@
 """The parts of the local stack that need no server: settings, ports, state folder, remains, jars, the backend's rules."""
 
+import fcntl
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from local_stack import StackConfig, kafka, stack_environment, triton
 from local_stack.api import down, log_path, status, up
+from local_stack.ask import post_json
 from local_stack.install import checksums, difference, ensure_kafka
 from local_stack.kafka import cluster_id
 from local_stack.logs import tail, trim
 from local_stack.ports import PortUse, check_free, free_ports
-from local_stack.process import Identity, boot_id, identify, start_ticks
+from local_stack.process import Identity, boot_id, command_line, identify, start_ticks
 from local_stack.state import AlreadyRunning, ServiceRecord, StackRecord, StateFolder
 from local_stack.supervisor import clear_remains
 from local_stack.triton.canary import Canary, Progress
@@ -33,8 +39,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sleeper() -> "subprocess.Popen[bytes]":
-    """A process in a group of its own, as a service is."""
-    return subprocess.Popen(SLEEP, process_group=0)
+    """A process in a group of its own, as a service is; it has become what it was started as."""
+    process = subprocess.Popen(SLEEP, process_group=0)
+    deadline = time.monotonic() + 10
+    while command_line(process.pid) != SLEEP:
+        assert time.monotonic() < deadline
+    return process
 
 
 def record_of(process: Identity, command: list[str], folder: StateFolder, phase: str = "up") -> None:
@@ -43,6 +53,13 @@ def record_of(process: Identity, command: list[str], folder: StateFolder, phase:
     service = ServiceRecord("kafka", "127.0.0.1:1", "ready", process, command)
     folder.create()
     folder.write(StackRecord(gone, phase, [service]))  # type: ignore[arg-type]
+
+
+def remains_in(folder: StateFolder) -> StackRecord:
+    """Return what the folder says was left."""
+    record = folder.read()
+    assert record is not None
+    return record
 
 
 def test_names_ports_and_addresses_follow_the_settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +139,7 @@ def test_remains_of_a_killed_stack_are_ended_and_named(home: Path) -> None:
         record_of(identity, SLEEP, folder)
         assert status()["services"][0] | {"pid": process.pid, "state": "orphaned"} == status()["services"][0]
         said: list[str] = []
-        clear_remains(folder, StackConfig.load(), said.append)
+        clear_remains(remains_in(folder), StackConfig.load(), said.append)
         assert process.wait(5) == -signal.SIGTERM
     assert said == [f"ended what a killed stack had left running: kafka ({process.pid})"]
 
@@ -140,7 +157,7 @@ def test_a_stranger_with_a_recorded_pid_is_left_alone(home: Path) -> None:
         for stranger, command in strangers:
             record_of(stranger, command, folder)
             said: list[str] = []
-            clear_remains(folder, StackConfig.load(), said.append)
+            clear_remains(remains_in(folder), StackConfig.load(), said.append)
             assert said == ["the last stack was killed; nothing of it is left running"]
             assert down(said.append) == 0
             assert said[1:] == ["the stack is not running"]
@@ -163,7 +180,7 @@ def test_after_an_orderly_end_nothing_is_said(home: Path) -> None:
     folder = StateFolder(home)
     record_of(Identity(2**22 - 1, 1, boot_id()), SLEEP, folder, phase="stopped")
     said: list[str] = []
-    clear_remains(folder, StackConfig.load(), said.append)
+    clear_remains(remains_in(folder), StackConfig.load(), said.append)
     assert said == []
 
 
@@ -303,3 +320,71 @@ def test_a_model_that_gets_something_done_is_not_silent_however_long_it_lets_the
     assert busy.moved(8)
     assert not busy.moved(8)
     assert not busy.silent
+
+
+def test_a_group_signal_never_reaches_a_stranger_who_got_the_pid(home: Path) -> None:
+    with sleeper() as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        replace(identity, started=identity.started - 1).signal_group(signal.SIGKILL)
+        replace(identity, boot="another boot").signal_group(signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        identity.signal_group(signal.SIGKILL)
+        assert process.wait(5) == -signal.SIGKILL
+
+
+def test_a_look_at_the_lock_does_not_make_up_believe_that_a_stack_runs(home: Path) -> None:
+    folder = StateFolder(home)
+    folder.create()
+    with (home / "lock").open("a") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.2, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        timer.start()
+        with folder.locked():
+            assert folder.is_locked()
+        timer.join()
+
+
+def test_while_up_clears_what_was_left_the_supervisor_can_be_found_and_the_remains_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(home)
+    seen: list[StackRecord | None] = []
+    monkeypatch.setattr(triton, "clean_shared_memory", lambda _: seen.append(folder.read()))
+    with sleeper() as process, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("TWODOOR_GATEWAY_PORT", str(taken.getsockname()[1]))
+        identity = identify(process.pid)
+        assert identity is not None
+        record_of(identity, SLEEP, folder)
+        said: list[str] = []
+        assert up(services=("gateway",), report=said.append) == 1
+        assert process.wait(5) == -signal.SIGTERM
+    (during,) = seen
+    assert during is not None
+    assert during.supervisor == identify(os.getpid())
+    assert [(service.process, service.state) for service in during.services] == [(identity, "orphaned")]
+    assert "in use" in said[-1]
+    after = folder.read()
+    assert after is not None
+    assert after.phase == "stopped"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{}", "3", '{"inputs": {}, "output": {"name": "logits"}}', '{"inputs": [], "output": []}', "\xff"],
+)
+def test_a_canary_that_is_none_counts_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "canary.json"
+    path.write_bytes(content.encode("latin-1"))
+    assert Canary.read(path) is None
+    assert Canary.read(tmp_path / "missing") is None
+
+
+async def test_an_answer_that_is_no_json_is_no_answer() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=b"<html>"))
+    async with httpx.AsyncClient(transport=transport) as http:
+        with pytest.raises(httpx.HTTPError):
+            await post_json(http, "http://x/", {}, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serving.codec import decode_json, encode_json
 from serving.deadline import Deadline
-from serving.errors import DeadlineExceeded, InvalidJson, InvalidUnicode, NonFiniteOutput
+from serving.errors import DeadlineExceeded, InvalidJson, InvalidUnicode, ModelRefused, NonFiniteOutput
 from serving.models import parse_spec
 from serving.pipeline import plan_requests
 from serving.postprocess import Classification, Embedding, render
@@ -147,3 +147,8 @@ def test_tritons_answers_are_told_apart_and_its_words_stay_inside(
     error = translate(status, message)
     assert (error.code, error.retriable) == (code, retriable)
     assert message not in str(error)
+
+
+def test_only_an_invalid_argument_is_blamed_on_the_row_without_asking_the_canary() -> None:
+    assert isinstance(translate("StatusCode.INVALID_ARGUMENT", "unexpected shape"), ModelRefused)
+    assert not isinstance(translate("StatusCode.RESOURCE_EXHAUSTED", "memory quota exceeded"), ModelRefused)

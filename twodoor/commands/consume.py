@@ -92,4 +92,5 @@ def _answer_of_row(row: dict[str, Any]) -> str:
         return f"error {row['error'].get('code')}"
     if "embedding" in row:
         return f"embedding of {len(row['embedding'])} numbers"
-    return f"{row.get('label')} {row.get('score', 0.0):.3f}"
+    label = row.get("label")
+    return f"{label} {(row.get('scores') or {}).get(label, 0.0):.3f}"

@@ -44,7 +44,7 @@ def _line(row: "Prediction") -> str:
     if row.embedding is not None:
         shown = ", ".join(f"{value:.3f}" for value in row.embedding[:4])
         return f"[{shown}, …] {len(row.embedding)} numbers"
-    return f"{row.label:<9} {row.score:.3f}"
+    return f"{row.label:<9} {(row.scores or {}).get(row.label or '', 0.0):.3f}"
 
 
 def _whole(answer: "Predictions") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`twodoor produce`: a JSON lines file goes to the request topic."""
 
 import asyncio
-import sys
+import os
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -60,7 +60,7 @@ def produce(
     job = Producing(config, topic or config.requests_topic, codec, to_record, timeout_s)
     stream = _open(file)
     with stream:
-        size_bytes = None if stream.fileno() == 0 else Path(file).stat().st_size
+        size_bytes = None if file == "-" else Path(file).stat().st_size
         try:
             topics.run(job.run(stream, size_bytes))
         except OSError as exc:
@@ -75,7 +75,8 @@ def produce(
 
 def _open(file: str) -> BinaryIO:
     try:
-        return sys.stdin.buffer if file == "-" else Path(file).open("rb")
+        # A copy without a buffer: closing the buffered one waits for the line that a terminal has not sent yet.
+        return os.fdopen(os.dup(0), "rb", buffering=0) if file == "-" else Path(file).open("rb")
     except OSError as exc:
         fail(f"cannot read {file}: {exc.strerror}", Exit.USAGE)
 

@@ -1,7 +1,8 @@
 """`twodoor up|down|status|logs`: the real parts on this machine, through local_stack."""
 
 from collections import deque
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -58,10 +59,10 @@ def logs(
         for line in deque(log, maxlen=lines):
             typer.echo(line, nl=False)
         if follow:
-            _follow(log)
+            _follow(log, path)
 
 
-def _follow(log: Any) -> None:
+def _follow(log: TextIO, path: Path) -> None:
     import time
 
     try:
@@ -69,6 +70,8 @@ def _follow(log: Any) -> None:
             line = log.readline()
             if line:
                 typer.echo(line, nl=False)
+            elif path.stat().st_size < log.tell():  # the supervisor has emptied it, see local_stack.logs
+                log.seek(0)
             else:
                 time.sleep(0.2)
     except KeyboardInterrupt:

@@ -1,0 +1,137 @@
+"""How the consumer's own Kafka clients, the admin client and the producer, behave when something else goes wrong."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
+
+from batch_consumer import broker as broker_module
+from batch_consumer.broker import Broker
+from batch_consumer.transactions import Outgoing, PartitionProducer
+from serving.errors import DependencyDown
+from serving.settings import ConsumerSettings, KafkaSettings, load
+
+TP = TopicPartition("twodoor.requests", 0)
+
+
+class FakeAdmin:
+    """An admin client whose calls fail, or wait, as told."""
+
+    made: list["FakeAdmin"]
+
+    def __init__(self, **_: Any) -> None:
+        self.is_closed = False
+        self.may_start = asyncio.Event()
+        self.may_fail = asyncio.Event()
+        self.calls = 0
+        FakeAdmin.made.append(self)
+
+    async def start(self) -> None:
+        await self.may_start.wait()
+
+    async def list_topics(self) -> None:
+        self.calls += 1
+        if self is FakeAdmin.made[0]:
+            if self.calls == 1:
+                await _until(lambda: self.calls == 2)
+            else:
+                await self.may_fail.wait()
+            raise KafkaConnectionError("away")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    FakeAdmin.made = []
+    monkeypatch.setattr(broker_module, "AIOKafkaAdminClient", FakeAdmin)
+    return Broker(load(KafkaSettings), load(ConsumerSettings))
+
+
+async def test_a_question_that_fails_late_does_not_take_away_the_client_made_since(broker: Broker) -> None:
+    first = asyncio.create_task(broker.ping())
+    await _until(lambda: bool(FakeAdmin.made))
+    late = asyncio.create_task(broker.ping())
+    FakeAdmin.made[0].may_start.set()
+    with contextlib.suppress(DependencyDown):
+        await first
+    # The second question still waits on the first client while a third one makes another.
+    third = asyncio.create_task(broker.ping())
+    await _until(lambda: len(FakeAdmin.made) == 2)
+    FakeAdmin.made[0].may_fail.set()
+    with pytest.raises(DependencyDown):
+        await late
+    FakeAdmin.made[1].may_start.set()
+    await asyncio.wait_for(third, 5)
+    assert not FakeAdmin.made[1].is_closed
+    await broker.close()
+    assert all(admin.is_closed for admin in FakeAdmin.made)
+
+
+async def test_a_question_cut_short_while_the_client_starts_leaves_no_half_started_one(broker: Broker) -> None:
+    asking = asyncio.create_task(broker.ping())
+    await _until(lambda: bool(FakeAdmin.made))
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert FakeAdmin.made[0].is_closed
+    again = asyncio.create_task(broker.ping())
+    await _until(lambda: len(FakeAdmin.made) == 2)
+    FakeAdmin.made[1].may_start.set()
+    await asyncio.wait_for(again, 5)
+    await broker.close()
+
+
+def outgoing(size_bytes: int) -> Outgoing:
+    return Outgoing("r", 0, b"k", b"x" * size_bytes, ())
+
+
+async def test_a_batch_is_never_larger_than_the_topic_takes() -> None:
+    producer = PartitionProducer(load(KafkaSettings), load(ConsumerSettings), TP, 20_000)
+    try:
+        batches = producer._batches([outgoing(3_000) for _ in range(50)])
+        assert sum(batch.record_count() for _, batch in batches) == 50
+        assert max(batch.size() for _, batch in batches) <= 20_000
+    finally:
+        await producer.close()
+
+
+class HangingProducer:
+    """aiokafka's producer with the broker away: what was sent is never delivered, and the next send does not return."""
+
+    def __init__(self) -> None:
+        self.sent: list[asyncio.Future[None]] = []
+        self._message_accumulator = SimpleNamespace(_pending_batches=[], _batches={})
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: None)
+
+    async def begin_transaction(self) -> None: ...
+
+    def create_batch(self) -> Any:
+        return SimpleNamespace(append=lambda **_: object(), close=lambda: None)
+
+    async def send_batch(self, *_: Any, **__: Any) -> Any:
+        if self.sent:
+            await asyncio.Event().wait()
+        self.sent.append(asyncio.get_running_loop().create_future())
+        return self.sent[-1]
+
+
+async def test_a_transaction_ends_at_its_deadline_also_where_nothing_is_ever_delivered() -> None:
+    settings: dict[str, Any] = {"kafka_timeout_s": 0.05}
+    producer = PartitionProducer(load(KafkaSettings), ConsumerSettings(**settings), TP, 20_000)
+    await producer.close()
+    producer._producer = HangingProducer()
+    other = Outgoing("r", 1, None, b"x", ())
+    async with asyncio.timeout(5):
+        with pytest.raises(TimeoutError):
+            await producer.commit([outgoing(1), other], 1, "")
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
