@@ -41,7 +41,7 @@ def up(
     """
     try:
         config = StackConfig.load(tuple(services), consumers)
-        for doubt in _doubts(config):
+        for doubt in doubts(config):
             report(f"warning: {doubt}")
         if detach:
             return _up_detached(config, report)
@@ -51,7 +51,7 @@ def up(
         return 1
 
 
-def _doubts(config: StackConfig) -> Iterator[str]:
+def doubts(config: StackConfig) -> Iterator[str]:
     """Yield what does not stop a start and is most often a typing error."""
     for name in unknown_variables():
         yield f"{name} is set and means nothing: see docs/settings.md"
@@ -136,6 +136,10 @@ def _stop_supervisor(folder: StateFolder, record: StackRecord, timeout_s: float,
                     service.process.signal_group(9)
             report("the supervisor did not end in time; everything was killed")
             return 1
+        time.sleep(_POLL_S)
+    # The lock is given back a moment before the process is gone.
+    last_s = time.monotonic() + _DOWN_MARGIN_S
+    while supervisor.alive and time.monotonic() < last_s:
         time.sleep(_POLL_S)
     report("the stack is down")
     return 0

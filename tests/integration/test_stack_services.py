@@ -83,6 +83,8 @@ def test_every_service_is_ready_and_answers(stack: Stack) -> None:
     )
     for name in ("gateway", "consumer", "consumer-2"):
         assert httpx.get(f"http://{stack.status()[name].address}/healthz").status_code == 200
+        # Who calls as soon as the stack says "up" must not meet a door that has not seen its parts yet.
+        assert set(httpx.get(f"http://{stack.status()[name].address}/readyz").json()["dependencies"].values()) == {"up"}
     assert infer(stack, "sentiment_model").status_code == 200
 
 

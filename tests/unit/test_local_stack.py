@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from local_stack import StackConfig, kafka, stack_environment, triton
-from local_stack.api import down, log_path, status, up
+from local_stack.api import doubts, down, log_path, status, up
 from local_stack.ask import post_json
 from local_stack.install import checksums, difference, ensure_kafka
 from local_stack.kafka import cluster_id
@@ -388,3 +388,15 @@ async def test_an_answer_that_is_no_json_is_no_answer() -> None:
     async with httpx.AsyncClient(transport=transport) as http:
         with pytest.raises(httpx.HTTPError):
             await post_json(http, "http://x/", {}, 1)
+
+
+def test_what_is_most_often_a_typing_error_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_model").mkdir()
+    (tmp_path / "some_model" / "config.pbtxt").touch()
+    monkeypatch.setenv("TWODOOR_MODELS_REPOSITORY", str(tmp_path))
+    monkeypatch.setenv("TWODOOR_GATEWAY_PROT", "1")
+    misspelt, missing = doubts(StackConfig.load())
+    assert "TWODOOR_GATEWAY_PROT" in misspelt
+    assert "no model sentiment_model" in missing
