@@ -14,7 +14,20 @@ TwodoorError
 │   ├── ModelFailed            model_failed
 │   │   └── ModelRefused       model_failed
 │   ├── RowCrashed             row_crashed
-│   └── ResultTooLarge         result_too_large
+│   ├── ResultTooLarge         result_too_large
+│   ├── JobCancelled           job_cancelled
+│   ├── JobExpired             job_expired
+│   └── JobFailed              job_failed
+├── JobError                   what a caller of the job API did or asked for cannot be
+│   ├── UnknownJob             not_found
+│   ├── EmptyInput             empty_input
+│   ├── InvalidJob             invalid_request
+│   ├── IdempotencyMismatch    idempotency_mismatch
+│   ├── JobNotEnded            job_not_ended
+│   └── InputLost              input_lost
+├── QuotaError                 the caller has used up its share
+│   ├── RateLimited            rate_limited
+│   └── QuotaExceeded          quota_exceeded
 └── ServerError                the row is fine: try again later
     ├── Overloaded             overloaded
     ├── DeadlineExceeded       deadline_exceeded
@@ -116,6 +129,92 @@ class ResultTooLarge(RowError):
     """The answer does not fit into one record of the result topic."""
 
     code = "result_too_large"
+
+
+class JobCancelled(RowError):
+    """The row had not run when its job was cancelled."""
+
+    code = "job_cancelled"
+
+
+class JobExpired(RowError):
+    """The row had not run when its job's completion window ended."""
+
+    code = "job_expired"
+
+
+class JobFailed(RowError):
+    """The row could not run because its job failed: its input was lost, or the model version it had pinned is gone."""
+
+    code = "job_failed"
+
+
+class JobError(TwodoorError):
+    """Raised when what a caller of the job API did or asked for cannot be; trying again would not help."""
+
+
+class UnknownJob(JobError):
+    """No such job for this tenant; another tenant's job is none. Also a list's cursor that names no job."""
+
+    code = "not_found"
+
+
+class EmptyInput(JobError):
+    """The input holds no row."""
+
+    code = "empty_input"
+
+
+class InvalidJob(JobError):
+    """An option of the job is wrong; ``field`` names it, ``limit`` is the bound it broke (None where there is none)."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, field: str, limit: float | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.limit = limit
+
+
+class IdempotencyMismatch(JobError):
+    """The Idempotency-Key was used before for another request, or for a job that was deleted since."""
+
+    code = "idempotency_mismatch"
+
+
+class JobNotEnded(JobError):
+    """The job has not ended yet: its results are not complete, and it cannot be deleted."""
+
+    code = "job_not_ended"
+
+
+class InputLost(JobError):
+    """The job's input object is no longer there."""
+
+    code = "input_lost"
+
+
+class QuotaError(TwodoorError):
+    """Raised when the caller has used up its share. ``retry_after_s`` is when to come back."""
+
+    retriable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, limit: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.limit = limit
+
+
+class RateLimited(QuotaError):
+    """The tenant sends more rows in a second than its key allows."""
+
+    code = "rate_limited"
+
+
+class QuotaExceeded(QuotaError):
+    """The tenant's jobs hold as many rows that have not run as its key allows."""
+
+    code = "quota_exceeded"
 
 
 class ServerError(TwodoorError):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from serving.errors import ConfigError
@@ -105,6 +105,25 @@ class GatewaySettings(Settings):
         description="Work on more than this many bytes (JSON, tokenizing, rendering) leaves the event loop's thread.",
     )
     shutdown_timeout_s: float = Field(10.0, gt=0, description="How long calls in flight may take after SIGTERM.")
+    keys_file: Path | None = Field(
+        None,
+        description="File of API keys, one JSON object a line with sha256, tenant, weight, rate_rows_per_s, max_queued_rows, admin; read again on SIGHUP. None = open, one tenant.",
+    )
+    limits_storage_url: str = Field(
+        "",
+        description="Where rate limits count: empty = this process's memory, or async+redis://host:port for all gateways together.",
+    )
+    max_job_body_bytes: int = Field(
+        5 * 2**30, ge=1024, description="Largest JSONL body of a job, counted after decoding, while it is streamed."
+    )
+    max_job_json_bytes: int = Field(
+        16 * 2**20, ge=1024, description="Largest JSON body of a job with its inputs inside; it is read into memory."
+    )
+    max_uploads: int = Field(
+        16, ge=1, description="Most job bodies that are received at one time; over it a call gets 503."
+    )
+    upload_idle_timeout_s: float = Field(30.0, gt=0, description="How long a job's body may pause while it is sent.")
+    max_wait_s: int = Field(60, ge=0, description="Longest wait a caller may ask for with Prefer: wait.")
 
     @model_validator(mode="after")
     def _loopback_only_without_keys(self) -> Self:
@@ -130,6 +149,11 @@ class KafkaSettings(Settings):
     requests_topic: str = Field("twodoor.requests", min_length=1, description="Topic of records to work on.")
     results_topic: str = Field("twodoor.results", min_length=1, description="Topic of results.")
     dlq_topic: str = Field("twodoor.requests.dlq", min_length=1, description="Topic of unreadable records.")
+    jobs_topic: str = Field("twodoor.jobs", min_length=1, description="Topic of job submissions.")
+    jobs_events_topic: str = Field(
+        "twodoor.jobs.events", min_length=1, description="Topic of acceptances and ends of jobs that came by topic."
+    )
+    jobs_dlq_topic: str = Field("twodoor.jobs.dlq", min_length=1, description="Topic of refused job submissions.")
     partitions: int = Field(
         12, ge=1, description="Partitions of the request and result topics where Twodoor creates them."
     )
@@ -205,12 +229,104 @@ class ConsumerSettings(Settings):
     stall_timeout_s: float = Field(
         60.0, gt=0, description="With lag, a ready model and no progress for this long, /healthz fails."
     )
+    max_chunks: int = Field(
+        16, ge=1, description="Most chunks of jobs that are claimed at one time; of one job at most two."
+    )
+    claim_interval_ms: int = Field(
+        200, ge=10, description="How often the ledger is asked for a chunk while there is room and none was found."
+    )
+    lease_s: float = Field(
+        15.0, gt=1, description="A chunk whose consumer gives no sign of life for this long is given to another one."
+    )
+    lease_renewal_s: float = Field(
+        1.0, gt=0, description="How often leases are renewed; a cancelled job is noticed within this time."
+    )
+    duty_interval_s: float = Field(1.0, gt=0, description="How often the housekeeper looks for duties.")
+    jobs_tenant: str = Field(
+        "default",
+        min_length=1,
+        max_length=64,
+        description="Tenant of the jobs that come by topic, and of imports/<tenant>/.",
+    )
     row_deaths: int = Field(
         3, ge=1, description="Deaths of the model's process under one row alone before it is condemned as row_crashed."
     )
     nice: int = Field(
         10, ge=0, le=19, description="OS priority the process gives itself, so that the interactive door goes first."
     )
+
+
+class JobsSettings(Settings):
+    """Where jobs are kept, and their bounds. Both doors and the housekeeper read the same."""
+
+    model_config = SettingsConfigDict(env_prefix="TWODOOR_JOBS_")
+
+    database_url: SecretStr = Field(
+        SecretStr(""), description="postgresql:// URL of the ledger; empty = no jobs. May be PgBouncer's."
+    )
+    database_timeout_s: float = Field(5.0, gt=0, description="Deadline of one exchange with the ledger.")
+    database_connections: int = Field(4, ge=1, description="Most connections of one process to the ledger.")
+    objects_url: str = Field(
+        "", description="Where inputs and results lie: file:///folder, s3://bucket/prefix, gs://… or az://…."
+    )
+    objects_endpoint: str = Field(
+        "",
+        description="Endpoint of an S3-compatible store that is not AWS; its keys are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    )
+    objects_region: str = Field("us-east-1", min_length=1, description="Region of the S3 bucket.")
+    objects_allow_http: bool = Field(False, description="Speak plain HTTP to the object store's endpoint.")
+    objects_timeout_s: float = Field(
+        30.0, gt=0, description="Deadline of one exchange with the object store, and of each part of a long one."
+    )
+    chunk_rows: int = Field(
+        512,
+        ge=1,
+        description="Most rows in one chunk, the unit of claiming: seconds of work, so that small jobs get their turn.",
+    )
+    chunk_bytes: int = Field(
+        1 * 2**20, ge=1024, description="Most bytes of input in one chunk; a single row may have more."
+    )
+    max_row_bytes: int = Field(
+        1 * 2**20,
+        ge=1024,
+        description="Most bytes in one row of a job; a larger one is never read and gets row_too_large.",
+    )
+    max_rows: int = Field(50_000_000, ge=1, description="Most rows in one job.")
+    upload_ttl_s: float = Field(
+        60.0, gt=0, description="An upload whose process gives no sign of life for this long is swept."
+    )
+    completion_window_s: int = Field(86_400, ge=1, description="Completion window of a job that sets none.")
+    max_completion_window_s: int = Field(7 * 86_400, ge=1, description="Longest completion window a job may ask for.")
+    result_ttl_s: int = Field(
+        7 * 86_400, ge=1, description="How long results are kept after the job's end where it does not say."
+    )
+    max_result_ttl_s: int = Field(30 * 86_400, ge=1, description="Longest result_ttl_s a job may ask for.")
+    idempotency_ttl_s: int = Field(
+        86_400, ge=86_400, description="How long an Idempotency-Key and a deleted job's id are remembered."
+    )
+    consumer_ttl_s: float = Field(
+        10.0,
+        gt=0,
+        description="A consumer that gave no sign of life for this long counts as gone (bulk pause, status).",
+    )
+    orphan_grace_s: float = Field(
+        3_600.0, gt=0, description="An object that no job refers to is swept when it is older than this."
+    )
+    sweep_interval_s: float = Field(3_600.0, gt=0, description="How often all objects are compared with the ledger.")
+    model_gone_s: float = Field(
+        60.0, gt=0, description="A job whose pinned model version was missing this long, while Triton answers, fails."
+    )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this installation keeps jobs."""
+        return bool(self.database_url.get_secret_value())
+
+    @model_validator(mode="after")
+    def _objects_with_database(self) -> Self:
+        if self.enabled and not self.objects_url:
+            raise ValueError("TWODOOR_JOBS_DATABASE_URL is set, so TWODOOR_JOBS_OBJECTS_URL has to be set too")
+        return self
 
 
 class StackSettings(Settings):
@@ -226,6 +342,7 @@ class StackSettings(Settings):
     triton_metrics_port: Port = Field(8002, description="Triton's metrics port.")
     kafka_port: Port = Field(9092, description="Kafka's port.")
     kafka_controller_port: Port = Field(9093, description="Port of Kafka's controller listener.")
+    postgres_port: Port = Field(5433, description="Port of the local PostgreSQL.")
     kafka_heap_mb: int = Field(512, ge=256, description="Heap of the local broker.")
     consumers: int = Field(1, ge=0, le=16, description="How many consumers `up` starts.")
     start_timeout_s: float = Field(120.0, gt=0, description="How long a service may take until it is ready.")
@@ -264,7 +381,7 @@ class TelemetrySettings(Settings):
 
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (
-    ModelSettings, TritonSettings, GatewaySettings, KafkaSettings, ConsumerSettings, StackSettings, TelemetrySettings,
+    ModelSettings, TritonSettings, GatewaySettings, KafkaSettings, ConsumerSettings, JobsSettings, StackSettings, TelemetrySettings,
 )  # fmt: skip
 OTHER_VARIABLES: Mapping[str, str] = {
     "TWODOOR_TEST_CRASHPOINT": "Tests only: `name` or `name:nth` of the moment at which the process kills itself.",

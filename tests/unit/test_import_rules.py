@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gateway", "batch_consumer", "serving", "model_builder", "local_stack", "twodoor")
+PACKAGES = ("gateway", "batch_consumer", "serving", "jobs", "model_builder", "local_stack", "twodoor")
 PLANTED = {
     "The core knows no door, no web framework and no Kafka": ("serving/planted.py", "import fastapi"),
+    "What is kept knows of the core only errors, settings and crashpoints": ("jobs/planted.py", "import serving.codec"),
     "The doors do not know each other, nor the builders": ("gateway/planted.py", "import batch_consumer"),
     "Nothing below knows the command line": ("local_stack/planted.py", "import twodoor"),
-    "The command line and client reach the doors only over the network, and of the core only its wire forms": (
+    "The command line and client reach the doors only over the network, and of the core only wire forms and migrations": (
         "twodoor/planted.py",
         "import serving.errors",
     ),
