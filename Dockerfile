@@ -18,7 +18,9 @@ ENV PATH=/opt/twodoor/venv/bin:$PATH \
 RUN groupadd --gid 10001 twodoor && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin twodoor
 COPY --from=server-packages /opt/twodoor/venv /opt/twodoor/venv
 COPY serving /opt/twodoor/app/serving
-COPY deploy/healthcheck.py /opt/twodoor/healthcheck.py
+COPY jobs /opt/twodoor/app/jobs
+COPY deploy/healthcheck.py deploy/with_secrets.py /opt/twodoor/
+COPY deploy/create_bucket.py /opt/twodoor/app/create_bucket.py
 WORKDIR /opt/twodoor/app
 USER 10001:10001
 STOPSIGNAL SIGTERM
@@ -28,14 +30,17 @@ COPY gateway /opt/twodoor/app/gateway
 EXPOSE 8080
 HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
   CMD ["python", "/opt/twodoor/healthcheck.py", "8080", "/readyz"]
-ENTRYPOINT ["python", "-m", "gateway"]
+# A command may name another module: the one-shots `migrate` and `bucket` do.
+ENTRYPOINT ["python", "/opt/twodoor/with_secrets.py"]
+CMD ["gateway"]
 
 FROM door AS consumer
 COPY batch_consumer /opt/twodoor/app/batch_consumer
 EXPOSE 8083
 HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=3 \
   CMD ["python", "/opt/twodoor/healthcheck.py", "8083", "/healthz"]
-ENTRYPOINT ["python", "-m", "batch_consumer"]
+ENTRYPOINT ["python", "/opt/twodoor/with_secrets.py"]
+CMD ["batch_consumer"]
 
 # --- Builds the model repository once, into a volume. ---
 FROM python:3.12-slim-bookworm AS models

@@ -12,7 +12,10 @@ TRITON_STAMP := .venv-triton/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONWARNINGS :=
 
-.PHONY: help setup demo up test check bench lock proto docs clean
+ROUNDS ?= 50
+SEED ?= 1
+
+.PHONY: help setup demo up test check bench chaos lock proto docs clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -41,6 +44,9 @@ test: setup ## All of check, and contract, integration and e2e tests against the
 
 bench: setup ## The benchmark report with pictures, in benchmarks/results/
 	@$(BIN)/python -m benchmarks
+
+chaos: setup ## Faults against the real stack, invariants after each round, planted faults found: ROUNDS=, SEED=
+	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED)
 
 proto: $(STAMP) ## Generate serving/v1 again
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. serving/v1/bulk.proto

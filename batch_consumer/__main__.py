@@ -12,6 +12,7 @@ from batch_consumer.app import AllSettings, run
 from serving.errors import ConfigError
 from serving.settings import (
     ConsumerSettings,
+    JobsSettings,
     KafkaSettings,
     ModelSettings,
     TelemetrySettings,
@@ -28,7 +29,9 @@ def main() -> int:
         telemetry = load(TelemetrySettings)
         configure_logging(telemetry)
         log = structlog.get_logger("batch_consumer")
-        settings = AllSettings(load(ModelSettings), load(TritonSettings), load(KafkaSettings), load(ConsumerSettings))
+        settings = AllSettings(
+            load(ModelSettings), load(TritonSettings), load(KafkaSettings), load(ConsumerSettings), load(JobsSettings)
+        )
         for name in unknown_variables():
             log.warning("unknown setting", variable=name)
         _give_way(settings.consumer.nice)

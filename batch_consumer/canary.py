@@ -12,10 +12,13 @@ PLAIN_TEXT = "hello"
 
 
 class Canary:
-    """Asks the bulk lane of one model for its canary row."""
+    """Asks the bulk lane of one model version for its canary row."""
 
-    def __init__(self, name: str, pipeline: Pipeline, registry: Registry, settings: ConsumerSettings) -> None:
+    def __init__(
+        self, name: str, version: str, pipeline: Pipeline, registry: Registry, settings: ConsumerSettings
+    ) -> None:
         self._name = name
+        self._version = version
         self._pipeline = pipeline
         self._registry = registry
         self._timeout_ms = settings.model_timeout_s * 1000
@@ -26,7 +29,7 @@ class Canary:
     async def passes(self, rounds: int = 1) -> bool:
         """Return whether every one of ``rounds`` times ``max_in_flight`` canaries passes."""
         try:
-            model = self._registry.get(self._name)
+            model = self._registry.get(self._name, self._version)
         except (DependencyDown, UnknownModel):
             return False
         for _ in range(rounds):

@@ -69,6 +69,15 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.duties = Gauge(
+            "twodoor_duties_waiting", "Duties of jobs that wait, in the whole installation.", ("duty",),
+            registry=self.registry,
+        )  # fmt: skip
+
+        self.leases_lost = Counter(
+            "twodoor_leases_lost_total", "Claims of chunks that went to another consumer.", registry=self.registry
+        )
+
     def watch(self, waiting: Callable[[], Waiting]) -> None:
         """Report backlog and age from ``waiting`` whenever somebody reads the metrics."""
         self.registry.register(_Backlog(waiting))

@@ -1,24 +1,22 @@
-"""One model's part of the lane: tokenize, run micro-batches, and find out whose fault a failure was."""
+"""One model version's part of the lane: tokenize, run micro-batches beside each other, and sort out what failed."""
 
 import asyncio
-import random
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from batch_consumer import verdict
-from batch_consumer.canary import Canary
 from batch_consumer.encode import ENCODE_ROWS, encode_rows, next_rows
 from batch_consumer.metrics import Metrics
-from batch_consumer.microbatch import MAX_PADDING_CPU, MAX_PADDING_GPU, Backlog, padding_ratio
-from batch_consumer.pace import Backoff, Pace
+from batch_consumer.microbatch import MAX_PADDING_CPU, MAX_PADDING_GPU, Backlog
+from batch_consumer.pace import Pace
 from batch_consumer.rows import Outcome, Row
+from batch_consumer.server import ModelServer
+from batch_consumer.suspects import Suspects
 from batch_consumer.verdict import Fault, Step
 from serving.crashpoint import crashpoint
-from serving.deadline import Deadline
-from serving.errors import DependencyDown, ModelNotReady, RowError, TwodoorError, UnknownModel
+from serving.errors import DependencyDown, RowError, TwodoorError, UnknownModel, VersionGone
 from serving.pipeline import Pipeline
 from serving.registry import Model, Registry
 from serving.settings import ConsumerSettings
@@ -26,41 +24,37 @@ from serving.settings import ConsumerSettings
 log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S = 1.0
-# Before a row under which a process died runs again: two consumers whose rows shared one death must not share the next.
-DEATH_JITTER_S = 2.0
 
 
 class ModelLane:
-    """The rows of one model. ``run`` is the task its owner awaits; everything else answers at once."""
+    """The rows of one model version. ``run`` is the task its owner awaits; everything else answers at once."""
 
     def __init__(
         self,
         name: str,
+        version: str,
         pipeline: Pipeline,
         registry: Registry,
         settings: ConsumerSettings,
         metrics: Metrics,
         progress: Callable[[int], None],
+        give_back: Callable[[Iterable[Row]], None],
     ) -> None:
+        """``give_back`` takes the rows that another version has to answer, now that this one is gone."""
         self._name = name
-        self._pipeline = pipeline
-        self._registry = registry
         self._settings = settings
-        self._metrics = metrics
         self._progress = progress
-        self._canary = Canary(name, pipeline, registry, settings)
+        self._hand_over = give_back
+        self._server = ModelServer(name, version, pipeline, registry, settings, metrics)
         self._raw: deque[Row] = deque()
         self._backlog = Backlog()
         self._parts: deque[list[Row]] = deque()
-        self._suspects: deque[Row] = deque()
+        self._suspects = Suspects(self._server, settings.row_deaths, self._deliver)
+        self._encoding = 0
         self._in_flight: dict[asyncio.Task[None], list[Row]] = {}
-        self._lone: list[Row] = []
         self._pace = Pace(settings.max_in_flight)
-        self._backoff = Backoff(settings.retry_backoff_max_s)
         self._wake = asyncio.Event()
         self._encode_wake = asyncio.Event()
-        self.is_waiting = False
-        """True while the model or its server is away: rows wait, and that is no stall."""
 
     def add(self, rows: Iterable[Row]) -> None:
         """Take rows that are not tokenized yet."""
@@ -68,25 +62,46 @@ class ModelLane:
         self._encode_wake.set()
 
     @property
+    def is_waiting(self) -> bool:
+        """True while the model or its server is away: rows wait, and that is no stall."""
+        return self._server.is_waiting
+
+    @property
+    def paused(self) -> bool:
+        """Whether no request may begin."""
+        return self._server.paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._server.paused = paused
+        self._wake.set()
+
+    @property
     def busy(self) -> bool:
         """Whether any row is here."""
-        return bool(self._raw or self._backlog or self._parts or self._suspects or self._in_flight or self._lone)
+        waits = self._raw or self._encoding or self._backlog or self._parts
+        return bool(waits or self._in_flight or self._suspects.busy)
+
+    @property
+    def at_model(self) -> int:
+        """How many rows are at Triton now."""
+        return self._server.rows_at_model
 
     def rows_in_flight(self) -> list[Row]:
-        """Return the rows that are at Triton now."""
-        return [*(row for rows in self._in_flight.values() for row in rows), *self._lone]
+        """Return the rows that are at Triton now, or whose failure there is still being judged."""
+        return [*(row for rows in self._in_flight.values() for row in rows), *self._suspects.lone]
 
     def waiting(self) -> tuple[int, float | None]:
         """Return how many rows wait, and the arrival of the oldest."""
         parts = [row for rows in self._parts for row in rows]
-        ages = [queue[0].arrived_s for queue in (self._raw, self._suspects, parts) if queue]
+        ages = [queue[0].arrived_s for queue in (self._raw, self._suspects.waiting, parts) if queue]
         ages += [age for age in (self._backlog.oldest_s(),) if age is not None]
         return len(self._raw) + len(self._backlog) + len(parts) + len(self._suspects), min(ages, default=None)
 
     def drop_dead(self) -> None:
         """Forget the rows nobody waits for any more."""
         self._raw = deque(row for row in self._raw if row.alive)
-        self._suspects = deque(row for row in self._suspects if row.alive)
+        self._suspects.drop_dead()
         self._parts = deque(alive for rows in self._parts if (alive := [row for row in rows if row.alive]))
         self._backlog.drop_dead()
 
@@ -116,9 +131,11 @@ class ModelLane:
                 if model is None:
                     break
                 rows = next_rows(self._raw)
+                self._encoding = len(rows)
                 errors = await asyncio.to_thread(encode_rows, model, rows, self._settings.max_text_chars)
                 crashpoint("after_tokenize")
                 self._sort_encoded(rows, errors)
+                self._encoding = 0
             await _wait(self._encode_wake, LOOK_AGAIN_S)
 
     def _sort_encoded(self, rows: list[Row], errors: list[RowError | None]) -> None:
@@ -129,7 +146,7 @@ class ModelLane:
                 row.finish(error)
                 self._progress(1)
             elif row.is_suspect:
-                self._suspects.append(row)
+                self._suspects.add([row])
             else:
                 self._backlog.add(row)
         self._wake.set()
@@ -137,45 +154,62 @@ class ModelLane:
     # -- which request is next ----------------------------------------------------------------------------------------
 
     def _model(self) -> Model | None:
-        """Return the model, or None while it is away; rows of a model that was deleted get their error."""
+        """Return the version, or None while it is away.
+
+        Rows of a model that was deleted get their error, rows that any version may answer go back where another one is
+        there; those that have pinned this one wait: whether it is gone for good is for others to say.
+        """
         try:
-            return self._registry.get(self._name)
+            return self._server.get()
         except UnknownModel as error:
-            self._refuse_all(error)
+            rows = self._take_unpinned()
+            for row in rows:
+                row.finish(error)
+            self._progress(len(rows))
+        except VersionGone:
+            if rows := self._take_unpinned():
+                self._hand_over(rows)
         except DependencyDown:
             pass
         return None
 
-    def _refuse_all(self, error: RowError) -> None:
-        rows = [*self._raw, *self._suspects, *(row for part in self._parts for row in part)]
+    def _take_unpinned(self) -> list[Row]:
+        rows = [*self._raw, *self._suspects.waiting, *(row for part in self._parts for row in part)]
         self._raw.clear()
-        self._suspects.clear()
+        self._suspects.waiting.clear()
         self._parts.clear()
         while batch := self._backlog.take(ENCODE_ROWS, 2**31, float("inf")):
             rows += batch
-        for row in rows:
-            if row.alive:
-                row.finish(error)
-        self._progress(len(rows))
+        self._raw.extend(row for row in rows if row.alive and row.version is not None)
+        return [row for row in rows if row.alive and row.version is None]
 
     async def _step(self) -> None:
         """Start as many requests as may be in flight."""
-        while self._backlog or self._parts or self._suspects:
+        while not self.paused and (self._backlog or self._parts or self._suspects):
             model = self._model()
-            if model is None or not self._registry.bulk_ready(self._name):
-                self.is_waiting = True
+            if model is None or not self._server.bulk_ready():
+                self._server.is_waiting = True
                 return
             if self.is_waiting:
-                if self._in_flight or not await self._recover():
+                if self._in_flight or not await self._recovered():
                     return
             elif self._suspects:
                 if self._in_flight:
                     return
-                await self._run_alone(model, self._suspects.popleft())
+                if self._fresh(model, [self._suspects.waiting[0]]):
+                    await self._suspects.run_next(model)
+                else:
+                    self._suspects.waiting.popleft()
             elif len(self._in_flight) < self._pace.limit and (rows := self._next_rows(model)):
                 self._start(model, rows)
             else:
                 return
+
+    async def _recovered(self) -> bool:
+        if await self._server.recover():
+            return True
+        self._wake.set()
+        return False
 
     def _next_rows(self, model: Model) -> list[Row]:
         settings = self._settings
@@ -197,21 +231,6 @@ class ModelLane:
             self.add(old)
         return [row for row in rows if row.alive and row.tokenizer == model.spec.tokenizer_sha256]
 
-    async def _recover(self) -> bool:
-        """Wait until the canary passes again; False where it does not yet."""
-        if await self._canary.passes(rounds=2):
-            self.is_waiting = False
-            self._backoff.reset()
-            return True
-        await asyncio.sleep(self._backoff.next_s())
-        self._wake.set()
-        return False
-
-    def _wait_for_server(self, fault: Fault, error: TwodoorError) -> None:
-        if not self.is_waiting:
-            log.warning("bulk waits for the model", model=self._name, reason=fault.value, error=str(error))
-        self.is_waiting = True
-
     # -- requests beside others ---------------------------------------------------------------------------------------
 
     def _start(self, model: Model, rows: list[Row]) -> None:
@@ -225,12 +244,12 @@ class ModelLane:
         if not task.cancelled() and task.exception() is not None:
             # A bug of ours: the rows go back, the error is shown, and the canary has to pass before they run again.
             log.error("micro-batch broke", model=self._name, rows=len(rows), exc_info=task.exception())
-            self.is_waiting = True
+            self._server.is_waiting = True
             self.add(rows)
 
     async def _run_request(self, model: Model, rows: list[Row]) -> None:
         try:
-            outcomes = await self._infer(model, rows)
+            outcomes = await self._server.infer(model, rows)
         except TwodoorError as error:
             self._request_failed(rows, error)
             return
@@ -240,114 +259,31 @@ class ModelLane:
     def _request_failed(self, rows: list[Row], error: TwodoorError) -> None:
         fault = verdict.fault_of(error)
         step = verdict.after_request(fault, len(rows))
-        self._metrics.retries.labels(fault.value).inc()
+        self._server.retried(fault)
         if step is Step.CONDEMN:
             self._deliver(rows, [verdict.sentence(fault, error)])
         elif step is Step.SPLIT:
             if fault is Fault.LATE:
                 # The request may still run: whatever goes behind it now would be late as well.
-                self._wait_for_server(fault, error)
+                self._server.wait(fault, error)
             self._parts.extend(verdict.halves(rows))
         elif step is Step.RUN_ALONE:
-            rows[0].mark_suspect()
-            self._suspects.extend(rows)
+            self._suspects.add(rows)
         elif step is Step.SLOW_DOWN:
             self._pace.refused()
             self._parts.append(rows)
-            self.is_waiting = True
+            self._server.is_waiting = True
         else:
-            self._wait_for_server(fault, error)
+            self._server.wait(fault, error)
             if step is Step.WAIT_AND_SUSPECT:
-                for row in rows:
-                    row.mark_suspect()
-                self._suspects.extend(rows)
+                self._suspects.add(rows)
             else:
                 self._parts.append(rows)
-
-    async def _infer(self, model: Model, rows: list[Row]) -> list[Outcome]:
-        started_s = time.monotonic()
-        encoded = [row.encoded for row in rows if row.encoded is not None]
-        crashpoint("before_infer")
-        outcomes: list[Outcome] = await self._pipeline.infer(
-            model, encoded, "bulk", Deadline.after_ms(self._settings.model_timeout_s * 1000), headers=_trace(rows)
-        )
-        crashpoint("after_infer")
-        self._metrics.microbatch_seconds.labels(self._name).observe(time.monotonic() - started_s)
-        self._metrics.padding_ratio.labels(self._name).observe(padding_ratio(rows))
-        return outcomes
 
     def _deliver(self, rows: list[Row], outcomes: Iterable[Outcome]) -> None:
         for row, outcome in zip(rows, outcomes, strict=True):
             row.finish(outcome)
         self._progress(len(rows))
-
-    # -- a suspect alone ----------------------------------------------------------------------------------------------
-
-    async def _run_alone(self, model: Model, row: Row) -> None:
-        """Run one row with nothing else of this model in flight, the canary before and, if it fails, after it."""
-        if not self._fresh(model, [row]):
-            return
-        if row.deaths:
-            await asyncio.sleep(random.uniform(0, DEATH_JITTER_S))  # noqa: S311 (jitter, no secret)
-        if not await self._canary.passes():
-            self._suspects.appendleft(row)
-            self._wait_for_server(Fault.LOST, ModelNotReady("the canary fails"))
-            return
-        self._lone = [row]
-        try:
-            outcomes = await self._infer(model, [row])
-        except TwodoorError as error:
-            await self._lone_request_failed(row, error)
-        else:
-            self._deliver([row], outcomes)
-        finally:
-            self._lone = []
-
-    async def _lone_request_failed(self, row: Row, error: TwodoorError) -> None:
-        fault = verdict.fault_of(error)
-        self._metrics.retries.labels(fault.value).inc()
-        row.late += fault is Fault.LATE
-        passes_after = await self._canary_after(fault, error, row)
-        step = verdict.after_lone_request(fault, True, passes_after, row.late)
-        if step is Step.CONDEMN:
-            log.warning("row condemned", model=self._name, reason=fault.value)
-            self._deliver([row], [verdict.sentence(fault, error)])
-            return
-        if step is Step.COUNT_DEATH and row.alive:
-            row.mark_suspect(deaths=1)
-            log.warning("model died under one row", model=self._name, deaths=row.deaths)
-            if row.deaths >= self._settings.row_deaths:
-                self._deliver([row], [verdict.crashed(row.deaths)])
-                return
-        elif step in (Step.WAIT, Step.SLOW_DOWN):
-            self._wait_for_server(fault, error)
-        self._suspects.append(row)
-
-    async def _canary_after(self, fault: Fault, error: TwodoorError, row: Row) -> bool:
-        """Run the canary after a failure; where the model has to come back first, wait until it has, however long."""
-        if fault not in (Fault.LOST, Fault.LATE):
-            return await self._canary.passes()
-        self._wait_for_server(fault, error)
-        while row.alive and not self._is_deleted():
-            if self._registry.bulk_ready(self._name) and await self._recover():
-                return True
-            await asyncio.sleep(self._backoff.next_s())
-        return False
-
-    def _is_deleted(self) -> bool:
-        """Whether the model is in the repository no more; then waiting for it has no end."""
-        try:
-            self._registry.get(self._name)
-        except UnknownModel:
-            return True
-        except DependencyDown:
-            pass
-        return False
-
-
-def _trace(rows: list[Row]) -> Mapping[str, str] | None:
-    """Return the trace headers of the first row that has them: one request can carry on only one trace."""
-    return next((row.trace for row in rows if row.trace), None)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

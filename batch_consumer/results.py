@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from batch_consumer.metrics import UNKNOWN, Metrics
 from batch_consumer.partition import Record
-from batch_consumer.records import Request, render
+from batch_consumer.records import Headers, Request, Source, render
 from batch_consumer.transactions import Outgoing
-from serving.errors import RowError
+from serving.errors import RowError, TwodoorError
 
 SKIPPED_TOMBSTONE = "tombstone"
 SKIPPED_UNREADABLE = "unreadable"
@@ -35,7 +35,8 @@ def outgoing(records: Sequence[Record], results: Target, dead_letters: Target) -
     written = []
     for record in records:
         if record.unreadable is not None:
-            written.append(_dead_letter(record, record.unreadable, dead_letters))
+            arrived = Arrived(record.source, record.key, record.value, record.headers)
+            written.append(dead_letter(arrived, record.unreadable, dead_letters))
         elif record.request is not None:
             written.append(_result(record, record.request, results))
     return written
@@ -57,10 +58,20 @@ def _result(record: Record, request: Request, target: Target) -> Outgoing:
     return result if result.size_bytes <= target.max_message_bytes else write(None)
 
 
-def _dead_letter(record: Record, reason: RowError, target: Target) -> Outgoing:
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A record as it came."""
+
+    source: Source
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def dead_letter(arrived: Arrived, reason: TwodoorError, target: Target) -> Outgoing:
     """Return the record as it came with its reason; a value that does not fit is cut, and says so."""
-    source = record.source
-    headers = list(record.headers)
+    source = arrived.source
+    headers = list(arrived.headers)
     headers += [
         ("twodoor-error-code", reason.code.encode()),
         ("twodoor-error-message", str(reason).encode(errors="replace")),
@@ -69,8 +80,8 @@ def _dead_letter(record: Record, reason: RowError, target: Target) -> Outgoing:
         ("twodoor-source-offset", str(source.offset).encode()),
     ]
     partition = target.partition_of(source.partition)
-    letter = Outgoing(target.topic, partition, record.key, record.value, tuple(headers))
-    return letter if letter.size_bytes <= target.max_message_bytes else _cut(letter, len(record.headers), target)
+    letter = Outgoing(target.topic, partition, arrived.key, arrived.value, tuple(headers))
+    return letter if letter.size_bytes <= target.max_message_bytes else _cut(letter, len(arrived.headers), target)
 
 
 def _cut(letter: Outgoing, own_headers: int, target: Target) -> Outgoing:

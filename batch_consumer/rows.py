@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from batch_consumer.turns import TOPIC, Feeder
 from serving.errors import RowError
 from serving.postprocess import Answer
 from serving.preprocess import Encoded
@@ -17,7 +18,7 @@ class Owner(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once nobody waits for this row any more: its partition was taken away."""
+        """False once nobody waits for this row any more: its partition was taken away, its chunk is lost or ends."""
         ...
 
     def finish(self, index: int, outcome: Outcome) -> None:
@@ -38,7 +39,9 @@ class Row:
     model: str
     text: object = field(repr=False)  # what a caller sends never enters a log
     truncate: bool = False
-    feeder: str = "topic"
+    feeder: Feeder = TOPIC
+    version: str | None = None
+    """The model version that has to answer; None: the one that new work is routed to."""
     trace: Mapping[str, str] = field(default_factory=dict)
     arrived_s: float = field(default_factory=time.monotonic)
     encoded: Encoded | None = field(default=None, repr=False)

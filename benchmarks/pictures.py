@@ -98,11 +98,19 @@ def _mix(axes: list[Axes], data: Data) -> None:
         )
     axes[0].set_xscale("log")
     _dress(axes[0], "ms from the intended start", "share of the calls")
-    bars = {"alone": data["topic_alone"], "with calls": data["topic_shared"]}
-    axes[1].bar(list(bars), [float(np.median(runs)) for runs in bars.values()], color=[GREY, BLUE])
+    _two_bars(axes[1], {"alone": data["topic_alone"], "with calls": data["topic_shared"]}, "topic, rows/s")
+
+
+def _job(axes: list[Axes], data: Data) -> None:
+    _two_bars(axes[0], {"topic": data["topic"], "job": data["job"]}, "rows/s")
+
+
+def _two_bars(axis: Axes, bars: dict[str, list[float]], unit: str) -> None:
+    """Draw two medians with every run as a point."""
+    axis.bar(list(bars), [float(np.median(runs)) for runs in bars.values()], color=[GREY, BLUE])
     for place, runs in enumerate(bars.values()):
-        axes[1].plot([place] * len(runs), runs, "k.", markersize=4)
-    axes[1].set_ylabel("topic, rows/s")
+        axis.plot([place] * len(runs), runs, "k.", markersize=4)
+    axis.set_ylabel(unit)
 
 
 def _gap(axes: list[Axes], data: Data) -> None:
@@ -126,5 +134,5 @@ def _dress(axis: Axes, x: str, y: str) -> None:
 
 
 PAINTERS: dict[str, Callable[[list[Axes], Any], None]] = {
-    "predict": _predict, "open": _open, "topic": _topic, "mix": _mix, "gap": _gap, "perf": _perf,
+    "predict": _predict, "open": _open, "topic": _topic, "job": _job, "mix": _mix, "gap": _gap, "perf": _perf,
 }  # fmt: skip

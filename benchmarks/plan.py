@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SECTIONS = ("perf", "predict", "open", "topic", "mix", "gap")
+SECTIONS = ("perf", "predict", "open", "topic", "job", "mix", "gap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Plan:
     open_rounds: int
     topic_rounds: int
     topic_trial_rows: int
+    job_passes: int
+    """How often a job of the `job` section holds each text: its fixed costs, such as closing, are seconds' fractions."""
     mix_rounds: int
     mix_s: float
     mix_backlog: int
@@ -42,6 +44,7 @@ FULL = Plan(
     open_rounds=2,
     topic_rounds=3,
     topic_trial_rows=640,
+    job_passes=2,
     mix_rounds=4,
     mix_s=16.0,
     mix_backlog=2_000,
@@ -63,6 +66,7 @@ SHORT = Plan(
     open_rounds=1,
     topic_rounds=1,
     topic_trial_rows=32,
+    job_passes=1,
     mix_rounds=1,
     mix_s=2.0,
     mix_backlog=200,

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import corpus, machine, report
 from benchmarks.bench import Bench, Section
 from benchmarks.plan import FULL, SECTIONS, SHORT, Plan
-from benchmarks.sections import gap, mix, open_loop, perf, predict, topic
+from benchmarks.sections import gap, job, mix, open_loop, perf, predict, topic
 from benchmarks.stack import Endpoints, own_stack, running_stack
 from benchmarks.workers import Workers
 from serving.errors import ConfigError, TwodoorError
@@ -28,6 +28,7 @@ MEASURES: Mapping[str, Callable[[Bench], Awaitable[Section]]] = {
     "predict": predict.measure,
     "open": open_loop.measure,
     "topic": topic.measure,
+    "job": job.measure,
     "mix": mix.measure,
     "gap": gap.measure,
 }

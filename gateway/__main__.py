@@ -7,12 +7,20 @@ import signal
 import sys
 
 import structlog
-from uvicorn import Server
 
 from gateway.app import build
-from gateway.server import bind, server_config
+from gateway.keys import Keys
+from gateway.server import DoorServer, bind, server_config
 from serving.errors import ConfigError
-from serving.settings import GatewaySettings, ModelSettings, TelemetrySettings, TritonSettings, load, unknown_variables
+from serving.settings import (
+    GatewaySettings,
+    JobsSettings,
+    ModelSettings,
+    TelemetrySettings,
+    TritonSettings,
+    load,
+    unknown_variables,
+)
 from serving.telemetry import configure_logging, tracing
 
 log = structlog.get_logger("gateway")
@@ -23,15 +31,16 @@ def main() -> int:
     try:
         telemetry = load(TelemetrySettings)
         gateway, models, triton = load(GatewaySettings), load(ModelSettings), load(TritonSettings)
+        jobs = load(JobsSettings)
         configure_logging(telemetry)
         with tracing(telemetry, "twodoor-gateway"):
-            return _serve(gateway, models, triton)
+            return _serve(gateway, models, triton, jobs)
     except ConfigError as exc:
         print(f"gateway: {exc}", file=sys.stderr)  # noqa: T201 - one line for the operator, also before logs are set up
         return 2
 
 
-def _serve(gateway: GatewaySettings, models: ModelSettings, triton: TritonSettings) -> int:
+def _serve(gateway: GatewaySettings, models: ModelSettings, triton: TritonSettings, jobs: JobsSettings) -> int:
     for name in unknown_variables():
         log.warning("unknown setting", variable=name)
     fatal: list[BaseException] = []
@@ -40,10 +49,13 @@ def _serve(gateway: GatewaySettings, models: ModelSettings, triton: TritonSettin
         fatal.append(error)
         server.should_exit = True
 
-    server = Server(server_config(build(gateway, models, triton, on_fatal), gateway))
+    app = build(gateway, models, triton, on_fatal, keys=Keys(gateway.keys_file), jobs=jobs)
+    server = DoorServer(server_config(app, gateway), app.state.stop_waiting)
     # uvicorn raises the signal again after a graceful stop; without a handler that would look like a crash.
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, lambda *_: None)
+    if gateway.keys_file is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the app is open, and reads the keys again at this signal
     sock = bind(gateway)
     log.info("starting", host=gateway.host, port=gateway.port)
     server.run([sock])

@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from gateway.openapi_jobs import EXAMPLES, JOB_PATHS, JOB_SCHEMA
+
 _TEXT = {"type": "string", "minLength": 1}
 _ROW_ERROR = {
     "type": "object",
@@ -75,11 +77,13 @@ _ANSWERS: dict[str, Any] = {
 }
 _ERRORS = {
     "400": "The body is not what its Content-Encoding says",
+    "401": "No known key (where the door has keys)",
     "404": "No such model",
     "408": "The body came too slowly",
     "413": "The body is larger than the limit, counted after decoding",
     "415": "Not JSON in UTF-8, or an encoding other than gzip",
     "422": "The call has the wrong form, or its single text has an error of its own",
+    "429": "The key's tenant sends more rows a second than it may; Retry-After says when to come back",
     "502": "The model answered NaN or Inf for the single text",
     "503": "Too much work, or the model server is away; Retry-After says when to come back",
     "504": "The deadline passed",
@@ -154,7 +158,7 @@ _PLAIN_ROUTES = {
 }
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def document(app: FastAPI, with_jobs: bool) -> dict[str, Any]:
     """Return the OpenAPI document of the app."""
     made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     for path, (text, media_type, example) in _PLAIN_ROUTES.items():
@@ -162,17 +166,23 @@ def document(app: FastAPI) -> dict[str, Any]:
         made["paths"][path] = {
             "get": {"summary": text, "responses": {"200": {"description": text, "content": content}}}
         }
-    made.setdefault("components", {}).setdefault("schemas", {})["Problem"] = _PROBLEM
+    components = made.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    schemas["Problem"] = _PROBLEM
+    if with_jobs:
+        made["paths"] |= JOB_PATHS
+        schemas["Job"] = JOB_SCHEMA
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    made["security"] = [{"key": []}, {}]  # a door without keys asks for none
     return made
 
 
-def _page() -> str:
+def docs_page(with_jobs: bool) -> bytes:
+    """Return a page about the routes that needs nothing from elsewhere."""
     rows = "".join(f"<tr><td>{code}<td>{escape(text)}" for code, text in _ERRORS.items())
     shown = [("Request", _REQUESTS), ("Answer", _ANSWERS)]
     blocks = "".join(
-        f"<h3>{title}: {escape(name)}</h3><pre>{escape(json.dumps(value, indent=2))}</pre>"
-        for title, values in shown
-        for name, value in values.items()
+        f"<h3>{title}: {escape(name)}</h3>{_block(value)}" for title, values in shown for name, value in values.items()
     )
     plain = "".join(f"<li><code>GET {path}</code> {escape(text)}" for path, (text, _, _) in _PLAIN_ROUTES.items())
     return (
@@ -180,11 +190,29 @@ def _page() -> str:
         "<style>body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}"
         "pre{background:#f4f4f4;padding:1em;overflow:auto}td{padding:.2em 1em .2em 0}</style>"
         "<h1>Twodoor: the interactive door</h1>"
-        '<p>The machine-readable form is <a href="/openapi.json">/openapi.json</a> (OpenAPI).'
+        '<p>The machine-readable form is <a href="/openapi.json">/openapi.json</a> (OpenAPI). Where the door has keys, '
+        "send <code>Authorization: Bearer KEY</code>."
         "<h2>POST /predict</h2><p>Send <code>?text=…</code> or a JSON body. <code>X-Timeout-Ms</code> sets the deadline, "
         "<code>X-Request-Id</code> is echoed. Every error is <code>application/problem+json</code> with a stable "
-        f"<code>code</code>.{blocks}<h3>Errors</h3><table>{rows}</table><h2>Other routes</h2><ul>{plain}</ul></html>"
+        f"<code>code</code>.{blocks}<h3>Errors</h3><table>{rows}</table>{_jobs() if with_jobs else ''}"
+        f"<h2>Other routes</h2><ul>{plain}</ul></html>"
+    ).encode()
+
+
+def _jobs() -> str:
+    routes = "".join(
+        f"<tr><td><code>{method.upper()} {path}</code><td>{escape(operation['summary'])}<td>"
+        + ", ".join(operation["responses"])
+        for path, operations in JOB_PATHS.items()
+        for method, operation in operations.items()
+    )
+    blocks = "".join(f"<h3>{escape(title)}</h3>{_block(value)}" for title, value in EXAMPLES)
+    return (
+        "<h2>Jobs</h2><p>A job takes any number of rows and keeps their results until they are fetched or expire. "
+        f"<table>{routes}</table>{blocks}"
     )
 
 
-DOCS_PAGE = _page().encode()
+def _block(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, indent=2)
+    return f"<pre>{escape(text)}</pre>"

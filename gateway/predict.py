@@ -14,6 +14,7 @@ from serving.errors import (
     DeadlineExceeded,
     DependencyDown,
     ModelFailed,
+    ModelNotReady,
     ModelRefused,
     Overloaded,
     RowError,
@@ -49,14 +50,24 @@ class Predictor:
         """
         name = call.model or self._default
         try:
-            model = self._registry.get(name)
-            outcomes = await self._run(model, call, deadline)
+            model, outcomes = await self._on_routed(name, call, deadline)
         except TwodoorError as exc:
             label = name if name in self._registry.names and not isinstance(exc, UnknownModel) else "unknown"
             self._metrics.count_rows(label, [exc.code] * len(call.texts))
             raise
         self._metrics.count_rows(name, (o.code if isinstance(o, RowError) else "ok" for o in outcomes))
         return model, outcomes
+
+    async def _on_routed(self, name: str, call: Call, deadline: Deadline) -> tuple[Model, list[Outcome]]:
+        """Run a call on the version that is routed to, and anew where that was unloaded for another one meanwhile."""
+        model = self._registry.get(name)
+        try:
+            return model, await self._run(model, call, deadline)
+        except ModelNotReady:
+            routed = self._registry.get(name)
+            if routed.spec.version == model.spec.version:
+                raise
+        return routed, await self._run(routed, call, deadline)
 
     async def _run(self, model: Model, call: Call, deadline: Deadline) -> list[Outcome]:
         lease = self._admission.admit(sum(map(model.tokenizer.reserve_tokens, call.texts)))

@@ -20,10 +20,16 @@ from serving.codec import encode_json
 from serving.errors import (
     DeadlineExceeded,
     DependencyDown,
+    EmptyInput,
+    IdempotencyMismatch,
+    InvalidJob,
+    JobNotEnded,
     NonFiniteOutput,
     Overloaded,
+    QuotaError,
     RowError,
     TwodoorError,
+    UnknownJob,
     UnknownModel,
 )
 
@@ -37,6 +43,12 @@ _STATUS: tuple[tuple[type[TwodoorError], int], ...] = (
     (UnknownModel, 404),
     (NonFiniteOutput, 502),
     (RowError, 422),
+    (UnknownJob, 404),
+    (JobNotEnded, 409),
+    (EmptyInput, 422),
+    (InvalidJob, 422),
+    (IdempotencyMismatch, 422),
+    (QuotaError, 429),
     (Overloaded, 503),
     (DependencyDown, 503),
     (DeadlineExceeded, 504),
@@ -75,9 +87,13 @@ def problem_of(error: TwodoorError, *, field: str | None = None, limit: float | 
     status = next((status for cls, status in _STATUS if isinstance(error, cls)), 500)
     if status == 500:
         return _bug()
-    retry_after_s = error.retry_after_s if isinstance(error, (Overloaded, DependencyDown)) else None
+    retry_after_s = error.retry_after_s if isinstance(error, (QuotaError, Overloaded, DependencyDown)) else None
     if isinstance(error, UnknownModel):
         field = "model"
+    elif isinstance(error, InvalidJob):
+        field, limit = error.field, error.limit
+    elif isinstance(error, QuotaError):
+        limit = error.limit
     return Problem(status, error.code, str(error), field=field, limit=limit, retry_after_s=retry_after_s)
 
 
@@ -109,6 +125,8 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     """Register the handlers, so that everything the app raises leaves as a problem."""
 
     async def on_error(request: Request, exc: Exception) -> Response:
+        if isinstance(exc, QuotaError):
+            metrics.shed.labels(exc.code).inc()
         return render(_any_problem(exc), request_id_of(request.scope))
 
     async def on_caller_gone(request: Request, exc: Exception) -> Response:

@@ -15,10 +15,13 @@ from gateway.answers import JSON, answer
 from gateway.body import BodyReader, check_json_type, has_body
 from gateway.envelope import exchange_of, header
 from gateway.forms import Call, missing_text, parse_body, parse_query
+from gateway.job_door import JobDoor
+from gateway.keys import caller_of
 from gateway.metrics import CONTENT_TYPE, Metrics
-from gateway.openapi import DOCS_PAGE, PREDICT
+from gateway.openapi import PREDICT, docs_page
 from gateway.predict import Predictor
 from gateway.problems import CallerGone, Problem, problem_of
+from gateway.ratelimit import RateLimits
 from serving.codec import decode_json, encode_json
 from serving.deadline import Deadline
 from serving.errors import InvalidJson, InvalidUnicode, Overloaded
@@ -38,7 +41,10 @@ class Door:
     registry: Registry
     predictor: Predictor
     bodies: BodyReader
+    limits: RateLimits
     metrics: Metrics
+    jobs: JobDoor | None = None
+    """None where this installation keeps no jobs."""
 
 
 def door_of(request: Request) -> Door:
@@ -51,12 +57,13 @@ async def predict(request: Request) -> Response:
     """Answer one text, or a list of texts row by row."""
     door = door_of(request)
     scope, receive = request.scope, request.receive
-    deadline = _deadline(scope, door.settings)
+    deadline = deadline_of(scope, door.settings)
     if has_body(scope) and not scope["query_string"]:
         check_json_type(scope)
     try:
         async with door.bodies.read(scope, receive, deadline) as body:
             call = await _call(door.settings, scope, body)
+            await door.limits.take(caller_of(request), len(call.texts))
             model, outcomes = await while_connected(receive, door.predictor.run(call, deadline))
             return await answer(door.settings, call, model.spec, outcomes)
     except asyncio.CancelledError:
@@ -71,8 +78,11 @@ async def healthz(request: Request) -> Response:
 
 async def readyz(request: Request) -> Response:
     """Say that the process takes requests; a part that is away is told, and does not make this fail."""
-    triton = "up" if door_of(request).registry.triton_up else "down"
-    return Response(encode_json({"dependencies": {"triton": triton}}), media_type=JSON)
+    door = door_of(request)
+    up = {"triton": door.registry.triton_up} | (door.jobs.health.up if door.jobs is not None else {})
+    return Response(
+        encode_json({"dependencies": {name: "up" if is_up else "down" for name, is_up in up.items()}}), media_type=JSON
+    )
 
 
 async def metrics(request: Request) -> Response:
@@ -82,7 +92,7 @@ async def metrics(request: Request) -> Response:
 
 async def docs(request: Request) -> Response:
     """Return a page about the routes that needs nothing from elsewhere."""
-    return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
+    return Response(docs_page(door_of(request).jobs is not None), media_type="text/html; charset=utf-8")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -110,7 +120,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(watcher, return_exceptions=True)
 
 
-def _deadline(scope: Scope, settings: GatewaySettings) -> Deadline:
+def deadline_of(scope: Scope, settings: GatewaySettings) -> Deadline:
     """Return the caller's deadline: it started when the request's head was read."""
     given = header(scope, b"x-timeout-ms")
     timeout_ms = settings.default_timeout_ms
@@ -135,11 +145,14 @@ async def _call(settings: GatewaySettings, scope: Scope, body: bytearray) -> Cal
         return call
     if not body:
         raise missing_text()
+    return parse_body(await decode_body(body, settings.offload_bytes), settings.max_rows)
+
+
+async def decode_body(body: bytearray, offload_bytes: int) -> Any:
+    """Return a JSON body's value, a large one parsed in a thread; raises Problem 422."""
     try:
-        if len(body) > settings.offload_bytes:
-            value = await asyncio.to_thread(decode_json, body)
-        else:
-            value = decode_json(body)
+        if len(body) > offload_bytes:
+            return await asyncio.to_thread(decode_json, body)
+        return decode_json(body)
     except (InvalidJson, InvalidUnicode) as exc:
         raise problem_of(exc, field="body") from exc
-    return parse_body(value, settings.max_rows)

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import httptools
-from uvicorn import Config
+from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.envelope import new_request_id
@@ -181,6 +183,19 @@ class LimitedHttp(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+
+class DoorServer(Server):
+    """A server that tells the app of the signal to stop: who waits for a job's end must not hold it up."""
+
+    def __init__(self, config: Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take the signal."""
+        self._on_stop()
+        super().handle_exit(sig, frame)
 
 
 def server_config(app: Any, settings: GatewaySettings) -> Config:

@@ -1,4 +1,4 @@
-"""The real parts without Docker, as supervised child processes: Kafka, Triton, the gateway and consumers."""
+"""The real parts without Docker, as supervised child processes: PostgreSQL, Kafka, Triton, the gateway and consumers."""
 
 from local_stack.api import down, log_path, status, up
 from local_stack.config import StackConfig, stack_environment

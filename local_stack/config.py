@@ -1,10 +1,12 @@
 """What one local stack is: its settings, which services it runs, and the addresses others need to reach it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from local_stack import postgres
 from local_stack.ports import LOOPBACK, PortUse
 from local_stack.state import ORDER
 from serving.errors import ConfigError
@@ -44,6 +46,8 @@ class StackConfig:
         count = stack.consumers if consumers is None else consumers
         if not 0 <= count <= 16:
             raise ConfigError(f"--consumers must be 0 to 16, not {count}")
+        if own_database(stack):
+            services = tuple(name for name in services if name != "postgres")
         return cls(
             stack, load(KafkaSettings), load(GatewaySettings), load(ConsumerSettings), load(ModelSettings),
             tuple(name for name in ORDER if name in services), count,
@@ -55,6 +59,11 @@ class StackConfig:
         return self.models.repository.absolute()
 
     @property
+    def objects(self) -> Path:
+        """Absolute path of the folder with the inputs and results of jobs."""
+        return self.stack.home.absolute() / "objects"
+
+    @property
     def names(self) -> list[str]:
         """Names of the services as `status` shows them, in the order they start."""
         doors = [consumer_name(i) for i in range(self.consumers)] if "consumer" in self.services else []
@@ -63,6 +72,7 @@ class StackConfig:
     def address(self, name: str) -> str:
         """Return host:port of a service's main endpoint."""
         ports = {
+            "postgres": self.stack.postgres_port,
             "kafka": self.stack.kafka_port,
             "triton": self.stack.triton_grpc_port,
             "gateway": self.gateway.port,
@@ -73,6 +83,7 @@ class StackConfig:
         """Return every port the configured services will listen on."""
         stack = self.stack
         uses = {
+            "postgres": [PortUse(stack.postgres_port, "TWODOOR_STACK_POSTGRES_PORT")],
             "kafka": [
                 PortUse(stack.kafka_port, "TWODOOR_STACK_KAFKA_PORT"),
                 PortUse(stack.kafka_controller_port, "TWODOOR_STACK_KAFKA_CONTROLLER_PORT"),
@@ -117,4 +128,24 @@ def stack_environment(config: StackConfig) -> dict[str, str]:
         "TWODOOR_STACK_TRITON_METRICS_PORT": str(stack.triton_metrics_port),
         "TWODOOR_STACK_KAFKA_PORT": str(stack.kafka_port),
         "TWODOOR_STACK_KAFKA_CONTROLLER_PORT": str(stack.kafka_controller_port),
+        "TWODOOR_STACK_POSTGRES_PORT": str(stack.postgres_port),
+        **jobs_environment(config),
     }
+
+
+def jobs_environment(config: StackConfig) -> dict[str, str]:
+    """Return where this stack keeps jobs; nothing where they are kept elsewhere (the variables are set) or not at all.
+
+    Holds the password of the database: for the environment of a process, never for a command line or a log.
+    """
+    found = {"TWODOOR_JOBS_DATABASE_URL": postgres.url(config.stack)} if "postgres" in config.services else {}
+    if (found or own_database(config.stack)) and not os.environ.get("TWODOOR_JOBS_OBJECTS_URL"):
+        found["TWODOOR_JOBS_OBJECTS_URL"] = config.objects.as_uri()
+    return found
+
+
+def own_database(stack: StackSettings) -> bool:
+    """Whether the environment names a database of the user's own, so that none has to be started."""
+    chosen = os.environ.get("TWODOOR_JOBS_DATABASE_URL", "")
+    made = postgres.password_file(stack).exists()
+    return bool(chosen) and not (made and chosen == postgres.url(stack))

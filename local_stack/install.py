@@ -12,8 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from local_stack import kafka
+from local_stack import kafka, postgres
 from local_stack.api import say
+from local_stack.kafka.archive import ensure_archive
 from local_stack.triton import Installation
 from serving.errors import ConfigError
 from serving.settings import StackSettings, load
@@ -33,6 +34,9 @@ def install() -> int:
         settings = load(StackSettings)
         ensure_kafka(settings.kafka_libs.absolute())
         kafka.java()
+        if problem := ensure_archive(settings.kafka_libs.absolute()):
+            say(f"local stack: Kafka will start more slowly, without an archive of its classes: {problem}")
+        postgres.program("postgres")
         ensure_libpython(settings.triton_venv)
     except ConfigError as exc:
         say(f"local stack: {exc}")

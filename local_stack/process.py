@@ -94,9 +94,16 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
-def wrapped(command: Sequence[str], nice: int) -> list[str]:
-    """Return the command line that starts ``command`` as a child that ends with us, at an OS priority."""
-    return [sys.executable, "-I", "-S", str(CHILD), str(nice), str(os.getpid()), *command]
+def wrapped(command: Sequence[str], nice: int, as_owner_of: Path | None = None, tied: bool = True) -> list[str]:
+    """Return the command line that starts ``command`` as a child, at an OS priority.
+
+    ``as_owner_of``: where we are root and that folder's owner is not, the child runs as its owner. ``tied``: it ends
+    with the thread that starts it.
+    """
+    user, parent = "-", str(os.getpid()) if tied else "-"
+    if as_owner_of is not None and os.geteuid() == 0 and (owner := as_owner_of.stat()).st_uid != 0:
+        user = f"{owner.st_uid}:{owner.st_gid}"
+    return [sys.executable, "-I", "-S", str(CHILD), str(nice), parent, user, *command]
 
 
 def ours(identity: Identity, command: Sequence[str]) -> bool:

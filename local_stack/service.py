@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from local_stack.logs import tail, trim
 from local_stack.process import identify, merged, wrapped
@@ -46,7 +47,8 @@ class Spec:
 
     ``command``: built anew at each start, after ``prepare`` (blocking; may raise ConfigError). ``ready``: asked until
     it says yes. ``alive``: False = it says itself that it is not well; None = no answer. ``care``: runs beside the
-    ready service with its pid. ``cleanup``: after its end. ``on_ready``: returns what is worth a line each.
+    ready service with its pid. ``cleanup``: after its end. ``as_owner_of``: where we are root, the service runs as the
+    owner of this folder. ``stop_signal``: asks it to end.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Spec:
     prepare: Callable[[], None] = _nothing
     cleanup: Callable[[], None] = _nothing
     care: Callable[[int], Awaitable[None]] = _nothing_to_care_for
+    as_owner_of: Path | None = None
+    stop_signal: int = signal.SIGTERM
 
 
 class Service:
@@ -180,7 +184,7 @@ class Service:
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
-                *wrapped(command, self.spec.nice),
+                *wrapped(command, self.spec.nice, self.spec.as_owner_of),
                 env=merged(self.spec.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
@@ -234,7 +238,7 @@ class Service:
         """End the process and what is left of its group."""
         if process.returncode is None:
             self._set("stopping")
-            process.terminate()
+            process.send_signal(self.spec.stop_signal)
             done, _ = await asyncio.wait([exit_task], timeout=self._grace_s)
             if not done:
                 self._report(f"{self.spec.name} did not end within {self._grace_s:.0f} s and is killed")

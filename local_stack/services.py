@@ -1,5 +1,6 @@
-"""The four services of the local stack as specs: how each is started and asked whether it is well."""
+"""The services of the local stack as specs: how each is started and asked whether it is well."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,30 +8,71 @@ from pathlib import Path
 import httpx
 from aiokafka.errors import KafkaError
 
-from local_stack import kafka, triton
+from local_stack import kafka, postgres, triton
 from local_stack.ask import client, status_of
 from local_stack.config import StackConfig, consumer_index, stack_environment
 from local_stack.kafka.topics import answers, ensure_topics
 from local_stack.ports import LOOPBACK
-from local_stack.service import Spec
+from local_stack.postgres import database, sessions
+from local_stack.service import Spec, Unhealthy
 from local_stack.triton.health import ModelKeeper, TritonApi, first_line
 
-# Kafka gives way to the interactive door, and so does a consumer. It would do so by itself, but too late for threads
-# that its libraries start: a nice value belongs to a thread.
-KAFKA_NICE = 5
+# Kafka and Postgres give way to the interactive door, and so does a consumer. It would do so by itself, but too late for
+# threads that its libraries start: a nice value belongs to a thread.
+STORE_NICE = 5
 
 
 def specs(config: StackConfig, http: httpx.AsyncClient, report: Callable[[str], None]) -> list[Spec]:
     """Return the specs of all configured services in the order they start."""
     made = []
     for name in config.names:
-        if name == "kafka":
+        if name == "postgres":
+            made.append(postgres_spec(config))
+        elif name == "kafka":
             made.append(kafka_spec(config))
         elif name == "triton":
             made.append(triton_spec(config, report))
         else:
             made.append(door_spec(config, name, http))
     return made
+
+
+def postgres_spec(config: StackConfig) -> Spec:
+    """The ledger's server: ready when our database is there and has the newest schema."""
+    stack = config.stack
+    migrated = False
+
+    async def ready() -> bool:
+        nonlocal migrated
+        if not await database.ensure_database(stack):
+            return False
+        if not migrated:
+            # Once in the life of a supervisor: a server that is started again has what it had.
+            if problem := await database.migrate(postgres.url(stack)):
+                raise Unhealthy(problem)
+            migrated = True
+        return True
+
+    async def alive() -> bool | None:
+        return True if await database.answers(stack) else None
+
+    def cleanup() -> None:
+        postgres.end_leftovers(stack)
+
+    return Spec(
+        name="postgres",
+        address=config.address("postgres"),
+        command=lambda: postgres.command(stack),
+        ready=ready,
+        alive=alive,
+        nice=STORE_NICE,
+        prepare=lambda: postgres.prepare(stack),
+        cleanup=cleanup,
+        care=lambda pid: sessions.keep_nice(pid, STORE_NICE),
+        as_owner_of=postgres.data_folder(stack),
+        # At once, whoever is connected: the doors find it again by themselves.
+        stop_signal=signal.SIGINT,
+    )
 
 
 def kafka_spec(config: StackConfig) -> Spec:
@@ -55,7 +97,7 @@ def kafka_spec(config: StackConfig) -> Spec:
         command=lambda: kafka.command(config),
         ready=ready,
         alive=alive,
-        nice=KAFKA_NICE,
+        nice=STORE_NICE,
         prepare=lambda: kafka.prepare(config),
     )
 
@@ -120,6 +162,7 @@ def door_spec(config: StackConfig, name: str, http: httpx.AsyncClient) -> Spec:
         command=lambda: [sys.executable, "-m", module],
         ready=ready,
         alive=alive,
+        prepare=lambda: config.objects.mkdir(mode=0o700, parents=True, exist_ok=True),
         environment=environment,
         nice=0 if name == "gateway" else config.consumer.nice,
     )

@@ -8,14 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from local_stack import postgres
 from local_stack.control import send
 from local_stack.logs import tail
 from local_stack.ports import LOOPBACK, free_ports
 from local_stack.process import wrapped
 from local_stack.state import ORDER, ServiceRecord, StackRecord, StateFolder
 from serving.errors import ConfigError
+from serving.settings import StackSettings
 
 _POLL_S = 0.05
 _PORTS = (
@@ -24,6 +26,7 @@ _PORTS = (
     "TWODOOR_STACK_TRITON_METRICS_PORT",
     "TWODOOR_STACK_KAFKA_PORT",
     "TWODOOR_STACK_KAFKA_CONTROLLER_PORT",
+    "TWODOOR_STACK_POSTGRES_PORT",
     "TWODOOR_GATEWAY_PORT",
     "TWODOOR_CONSUMER_PORT",
 )
@@ -57,6 +60,8 @@ class Stack:
         if repository is not None:
             own["TWODOOR_MODELS_REPOSITORY"] = str(repository.absolute())
         own["TWODOOR_HOME"] = str(self.home)
+        self.objects = self.home / "objects"
+        """The folder with the inputs and results of jobs."""
         chosen = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
         ports = {name: own.get(name, port) for name, port in chosen.items()}
         self.triton_http = f"{LOOPBACK}:{ports['TWODOOR_STACK_TRITON_HTTP_PORT']}"
@@ -64,10 +69,16 @@ class Stack:
         self.triton_metrics = f"{LOOPBACK}:{ports['TWODOOR_STACK_TRITON_METRICS_PORT']}"
         self.kafka = f"{LOOPBACK}:{ports['TWODOOR_STACK_KAFKA_PORT']}"
         self.gateway_url = f"http://{LOOPBACK}:{ports['TWODOOR_GATEWAY_PORT']}"
+        self.database_url = own.get("TWODOOR_JOBS_DATABASE_URL") or self._database_url(
+            int(ports["TWODOOR_STACK_POSTGRES_PORT"])
+        )
+        """The ledger's database, with its password; empty where the stack has none."""
         self.environment: dict[str, str] = {
             "TWODOOR_TRITON_GRPC_ADDRESS": self.triton_grpc,
             "TWODOOR_KAFKA_BOOTSTRAP_SERVERS": self.kafka,
             "TWODOOR_CLIENT_URL": self.gateway_url,
+            **({"TWODOOR_JOBS_DATABASE_URL": self.database_url} if self.database_url else {}),
+            **({"TWODOOR_JOBS_OBJECTS_URL": self.objects.as_uri()} if self.database_url else {}),
             **ports,
             **own,
         }
@@ -132,6 +143,12 @@ class Stack:
         for service in record.services if record else ():
             if service.running and service.process:
                 service.process.signal_group(signal.SIGKILL)
+
+    def _database_url(self, port: int) -> str:
+        if "postgres" not in self.services:
+            return ""
+        settings: dict[str, Any] = {"home": self.home, "postgres_port": port}
+        return postgres.url(StackSettings(**settings))
 
     @property
     def supervisor_pid(self) -> int:

@@ -16,7 +16,7 @@ from serving.errors import ConfigError
 ServiceState = Literal["starting", "ready", "restarting", "stopping", "stopped", "orphaned"]
 Phase = Literal["starting", "up", "stopping", "stopped", "failed"]
 # The order in which services are shown and started; they are stopped the other way round.
-ORDER = ("kafka", "triton", "gateway", "consumer")
+ORDER = ("postgres", "kafka", "triton", "gateway", "consumer")
 _LOOK_S = 1.0
 _POLL_S = 0.02
 

@@ -1,17 +1,20 @@
 """Makes the model repository: fetch ONNX and tokenizer, graft pooling or a head, verify.
 
 Importing this package is cheap; onnx and onnxruntime are imported by the first call that needs them. Everything here
-raises ``serving.errors.ConfigError`` with one clear line.
+raises ``serving.errors.ConfigError`` with one clear line; ``switch`` also DependencyDown.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from model_builder.answers import BuiltModel, ModelInfo, VerifyResult
-from serving.errors import ConfigError
+from model_builder.answers import BuiltModel, ModelInfo, Switched, VerifyResult
+from serving.errors import ConfigError, DependencyDown
 
-__all__ = ["BuiltModel", "ConfigError", "ModelInfo", "VerifyResult", "add", "build", "list_models", "verify"]
+__all__ = [
+    "BuiltModel", "ConfigError", "DependencyDown", "ModelInfo", "Switched", "VerifyResult",
+    "add", "build", "list_models", "switch", "verify",
+]  # fmt: skip
 
 # Official builds of ONNX Runtime report to their maker unless told not to.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -50,10 +53,16 @@ def add(
     max_tokens: int | None = None,
     prompt_prefix: str = "",
     progress: Callable[[str], None] = print,
+    version: str | None = None,
 ) -> BuiltModel:
-    """Add a user's own model and its bulk twin; see ``model_builder.adding.add``."""
-    from model_builder import adding
+    """Add a user's own model and its bulk twin, or a ``version`` of one that is there; see ``model_builder.adding.add``.
 
+    A version takes ``max_tokens`` and ``prompt_prefix`` of its model.
+    """
+    from model_builder import adding, adding_version
+
+    if version is not None:
+        return adding_version.add_version(repository, name, onnx, tokenizer, task, labels, version, progress)
     return adding.add(repository, name, onnx, tokenizer, task, labels, max_tokens, prompt_prefix, progress)
 
 
@@ -62,3 +71,27 @@ def verify(repository: Path, sst2_dir: Path | None = None, models: Sequence[str]
     from model_builder import verifying
 
     return verifying.verify(repository, sst2_dir, models)
+
+
+def switch(
+    repository: Path,
+    name: str,
+    version: str,
+    *,
+    triton_address: str,
+    pinned: Callable[[], Collection[str] | None],
+    timeout_s: float,
+    progress: Callable[[str], None] = print,
+    settle_s: float = 4.0,
+) -> Switched:
+    """Route a model that serves to another version of it; see ``model_builder.switching.switch``."""
+    import asyncio
+
+    from model_builder import switching
+
+    return asyncio.run(
+        switching.switch(
+            repository, name, version,
+            triton_address=triton_address, pinned=pinned, timeout_s=timeout_s, progress=progress, settle_s=settle_s,
+        )
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from model_builder import canary, card, graph
 from model_builder.answers import BuiltModel
 from model_builder.config import ModelConfig, Task, default_cores, twin_name
 from model_builder.folder import Parts, publish, staging, write
-from model_builder.inspecting import Shape, check_inputs, check_opset, choose_output, probe
+from model_builder.inspecting import PROBE_TEXTS, Shape, check_inputs, check_opset, choose_output, probe
 from model_builder.run import Runner
 from model_builder.tokens import Encoder, copy_folder, max_length
 from serving.errors import ConfigError
@@ -27,7 +27,6 @@ MAX_MODEL_BYTES = 2**31 - 2**20
 INVARIANT = 1e-3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TASKS: dict[str, Task] = {"classify": "classify", "embed": "embed"}
-_TEXTS = ("fine", "not as bad as people say", "a long walk by the sea , told twice and never quite finished")
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,33 @@ def add(
     ConfigError that says what is wrong with the name, files, inputs, outputs, opset, or labels.
     """
     _check_name(repository, name)
+    request = request_of(name, onnx_file, tokenizer, task, labels, max_tokens, prompt_prefix)
+    with staging(repository) as work:
+        _check_name(repository, name)
+        config, parts = make(request, work, progress)
+        first, twin = write(work, config, parts)
+        publish(work, repository, twin)
+        publish(work, repository, first)
+    path = repository / name
+    progress(f"{name}: added, {len(parts.onnx) / 1e6:.1f} MB, output {config.output} [{config.output_size}]")
+    return BuiltModel(name, path, parts.precision, len(parts.onnx), changed=True)
+
+
+def request_of(
+    name: str,
+    onnx_file: Path,
+    tokenizer: Path,
+    task: str,
+    labels: Sequence[str] | Path | None,
+    max_tokens: int | None = None,
+    prompt_prefix: str = "",
+) -> Request:
+    """Check what can be checked without the files; raises ConfigError."""
     if task not in _TASKS:
         raise ConfigError(f"task is {task!r}, expected classify or embed")
     if max_tokens is not None and not LEAST_TOKENS <= max_tokens <= MOST_TOKENS:
         raise ConfigError(f"max_tokens is {max_tokens}, expected {LEAST_TOKENS} to {MOST_TOKENS}")
-    request = Request(
+    return Request(
         name=name,
         onnx_file=onnx_file,
         tokenizer=tokenizer,
@@ -74,15 +95,6 @@ def add(
         max_tokens=max_tokens or _own_limit(tokenizer),
         prompt_prefix=prompt_prefix,
     )
-    with staging(repository) as work:
-        _check_name(repository, name)
-        config, parts = _make(request, work, progress)
-        first, twin = write(work, config, parts)
-        publish(work, repository, twin)
-        publish(work, repository, first)
-    path = repository / name
-    progress(f"{name}: added, {len(parts.onnx) / 1e6:.1f} MB, output {config.output} [{config.output_size}]")
-    return BuiltModel(name, path, parts.precision, len(parts.onnx), changed=True)
 
 
 def _own_limit(tokenizer: Path) -> int:
@@ -120,7 +132,8 @@ def _read_labels(labels: Sequence[str] | Path | None, task: str) -> tuple[str, .
     return found
 
 
-def _make(request: Request, work: Path, progress: Callable[[str], None]) -> tuple[ModelConfig, Parts]:
+def make(request: Request, work: Path, progress: Callable[[str], None]) -> tuple[ModelConfig, Parts]:
+    """Make everything a model folder holds of what the user gave; ``work`` is an empty folder for it."""
     tokenizer = work / f"{request.name}.tokenizer"
     copy_folder(request.tokenizer, tokenizer, request.max_tokens)
     encode = Encoder(tokenizer, request.prompt_prefix)
@@ -129,7 +142,7 @@ def _make(request: Request, work: Path, progress: Callable[[str], None]) -> tupl
     content = graph.finish(model, f"{request.name}, added").SerializeToString(deterministic=True)
     cores = default_cores()
     runner = Runner(content, cores)
-    change = probe(runner, encode, _TEXTS, request.max_tokens)
+    change = probe(runner, encode, PROBE_TEXTS, request.max_tokens)
     if change > INVARIANT:
         progress(f"{request.name}: warning: answers change by up to {change:.2g} with padding and neighbours")
     labels = _fit_labels(request, shape.width)

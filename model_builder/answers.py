@@ -18,7 +18,8 @@ class BuiltModel:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One model of the repository as its folder tells. ``made_here`` is False for a folder the builder did not make."""
+    """One model of the repository as its folder tells. ``made_here`` is False for a folder the builder did not make;
+    ``version`` is the one that serves new work."""
 
     name: str
     task: str
@@ -28,6 +29,7 @@ class ModelInfo:
     bulk_model: str
     size_bytes: int
     made_here: bool
+    version: str
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,14 @@ class VerifyResult:
     def ok(self) -> bool:
         """Whether nothing was wrong."""
         return not self.problems
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A model that was routed to a version. ``retired``: the old ones are unloaded; else ``reason`` says why not yet."""
+
+    name: str
+    version: str
+    previous: tuple[str, ...]
+    retired: bool
+    reason: str = ""

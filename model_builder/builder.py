@@ -8,8 +8,9 @@ from pathlib import Path
 
 from model_builder import canary, card, tables
 from model_builder.answers import BuiltModel
-from model_builder.config import ModelConfig, default_cores, twin_name
+from model_builder.config import FIRST_VERSION, ModelConfig, default_cores, twin_name
 from model_builder.folder import Parts, differences, publish, read_record, staging, write
+from model_builder.listing import MODEL_FILE, served_version, versions_of
 from model_builder.recipes import PRECISIONS, RECIPES, Precision, Recipe, build_graph
 from model_builder.run import Runner
 from model_builder.sources import Fetched, fetch
@@ -60,6 +61,10 @@ def _build_one(
     path = repository / recipe.name
     if _is_current(repository, recipe.name, fingerprint):
         progress(f"{recipe.name} ({effective}): up to date")
+        return BuiltModel(recipe.name, path, effective, _size(path), changed=False)
+    if own := [number for number in versions_of(path) if number != FIRST_VERSION]:
+        # A build replaces the folder; what somebody put there is not ours to remove.
+        progress(f"{recipe.name}: stays as it is, it has version {', '.join(own)}; to build it anew remove its folders")
         return BuiltModel(recipe.name, path, effective, _size(path), changed=False)
     files = fetch(recipe.source, cache, progress)
     progress(f"building {recipe.name} ({effective})")
@@ -146,4 +151,4 @@ def _fingerprint(recipe: Recipe, precision: str, cores: int) -> str:
 
 
 def _size(path: Path) -> int:
-    return (path / "1" / "model.onnx").stat().st_size
+    return (path / served_version(path) / MODEL_FILE).stat().st_size

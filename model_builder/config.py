@@ -21,6 +21,8 @@ WARM_TOKENS_CPU, WARM_LENGTH_CPU = 1024, 64
 # Triton's own limit is never the one that counts: callers shorten it to their deadline.
 QUEUE_TIMEOUT_US = 60_000_000
 BULK_BATCH_MS = 25
+# The folder of a further version may lie there before it is switched to: Triton must not take it for that alone.
+FIRST_VERSION = "1"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ output [
 ]
 instance_group [ {{ count: {instances} kind: KIND_AUTO }} ]
 optimization {{ priority: {"PRIORITY_MIN" if bulk else "PRIORITY_MAX"} }}
+version_policy {{ specific {{ versions: [ {FIRST_VERSION} ] }} }}
 dynamic_batching {{
   default_queue_policy {{
     timeout_action: REJECT
@@ -100,6 +103,7 @@ def _parameters(config: ModelConfig, *, bulk: bool) -> str:
     else:
         values["bulk_model"] = twin_name(config.name)
         values["bulk_batch_ms"] = str(BULK_BATCH_MS)
+        values["serve_version"] = FIRST_VERSION
     return "\n".join(
         f"parameters {{ key: {quote(key)} value {{ string_value: {quote(value)} }} }}" for key, value in values.items()
     )

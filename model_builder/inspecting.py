@@ -15,6 +15,7 @@ from serving.errors import ConfigError
 
 # From 11 on onnx converts; the ONNX Runtime of the supported Triton reads up to 21.
 MIN_OPSET, MAX_OPSET = 11, 21
+PROBE_TEXTS = ("fine", "not as bad as people say", "a long walk by the sea , told twice and never quite finished")
 _DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
 _PREFERRED: dict[Task, tuple[str, ...]] = {
     "classify": ("logits",),

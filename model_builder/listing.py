@@ -5,7 +5,10 @@ from pathlib import Path
 
 from model_builder.answers import ModelInfo
 from model_builder.folder import config_text, read_record
+from serving.models import version_file
 
+MODEL_FILE = "model.onnx"
+VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _PARAMETER = re.compile(r'key:\s*"([^"]*)"\s*,?\s*value:?\s*{\s*string_value:\s*"([^"]*)"')
 
 
@@ -15,13 +18,27 @@ def list_models(repository: Path) -> list[ModelInfo]:
     return [info for path in folders if (info := _info(path)) is not None]
 
 
+def versions_of(folder: Path) -> tuple[str, ...]:
+    """Return the versions of a model that have a file, newest first; which of them serve is for its config to say."""
+    found = (path.parent.name for path in folder.glob(f"*/{MODEL_FILE}"))
+    return tuple(sorted((name for name in found if VERSION.fullmatch(name)), key=int, reverse=True))
+
+
+def served_version(folder: Path) -> str:
+    """Return the version that serves new work when the model is loaded: what its config names, else the newest."""
+    named = dict(_PARAMETER.findall(config_text(folder))).get("serve_version", "")
+    there = versions_of(folder)
+    return named if named in there else (there[0] if there else "")
+
+
 def _info(path: Path) -> ModelInfo | None:
     parameters = dict(_PARAMETER.findall(config_text(path)))
     if "twin_of" in parameters:
         return None
     record = read_record(path)
-    model = path / "1" / "model.onnx"
-    labels = path / "labels.txt"
+    version = served_version(path)
+    model = path / version / MODEL_FILE
+    labels = version_file(path, version, "labels.txt")
     limit = parameters.get("max_tokens", "")
     return ModelInfo(
         name=path.name,
@@ -32,4 +49,5 @@ def _info(path: Path) -> ModelInfo | None:
         bulk_model=parameters.get("bulk_model", path.name),
         size_bytes=model.stat().st_size if model.is_file() else 0,
         made_here=record is not None,
+        version=version,
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from model_builder.tokens import Row
 
 Outputs = NDArray[np.float32]
+_TYPES = "token_type_ids"
 
 
 def batch(rows: Sequence[Row], length: int | None = None) -> dict[str, NDArray[np.int64]]:
@@ -35,9 +36,22 @@ class Runner:
         source = str(model) if isinstance(model, Path) else model
         self._session: Any = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [item.name for item in self._session.get_inputs()]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the model's outputs."""
+        return [item.name for item in self._session.get_outputs()]
+
     def __call__(self, rows: Sequence[Row], length: int | None = None) -> Outputs:
-        """Return the model's only output for one batch."""
-        outputs: Outputs = self._session.run(None, batch(rows, length))[0]
+        """Return the model's only output for one batch; token types, if it takes them, are zeros."""
+        feed = batch(rows, length)
+        if _TYPES in self.inputs:
+            feed[_TYPES] = np.zeros_like(feed["input_ids"])
+        outputs: Outputs = self._session.run(None, feed)[0]
         return outputs
 
     def sorted_batches(self, rows: Sequence[Row], size: int, length: int | None = None) -> Outputs:

@@ -8,12 +8,13 @@ from model_builder import canary, sst2
 from model_builder.answers import VerifyResult
 from model_builder.config import default_cores, twin_name
 from model_builder.folder import Record, differences, read_record
-from model_builder.listing import list_models
+from model_builder.listing import MODEL_FILE, list_models, served_version, versions_of
 from model_builder.measure import accuracy, invariance
 from model_builder.recipes import SENTIMENT
 from model_builder.run import Runner
 from model_builder.tokens import Encoder
 from serving.errors import ConfigError
+from serving.models import version_file
 
 LEAST_ACCURACY = 0.895
 LARGEST_CHANGE = 1e-4
@@ -43,10 +44,12 @@ def _verify_one(path: Path, sst2_dir: Path | None) -> VerifyResult:
     passed: list[str] = []
     if not problems:
         passed.append(f"{len(record.files)} files and the bulk twin as built")
-        runner = Runner(path / "1" / "model.onnx", default_cores())
-        deviation = canary.deviation(runner, json.loads((path / "canary.json").read_bytes()))
-        line = f"canary within {deviation:.1e}"
-        (passed if deviation <= canary.TOLERANCE else problems).append(line)
+        runners = {version: Runner(path / version / MODEL_FILE, default_cores()) for version in versions_of(path)}
+        for version, one in runners.items():
+            deviation = canary.deviation(one, json.loads(version_file(path, version, "canary.json").read_bytes()))
+            line = f"canary within {deviation:.1e}" + (f" (version {version})" if len(runners) > 1 else "")
+            (passed if deviation <= canary.TOLERANCE else problems).append(line)
+        runner = runners[served_version(path)]
         if record.name == SENTIMENT.name and sst2_dir is not None and (sst2_dir / "test.tsv").is_file():
             right, wrong = _sentences(path, record, runner, sst2_dir)
             passed += right
@@ -60,14 +63,19 @@ def _twin_problems(path: Path, record: Record) -> list[str]:
     if own is None:
         return [f"the bulk twin {twin.name} is missing or was not built"]
     problems = [f"{twin.name}: {line}" for line in differences(twin, own)]
-    if own.files.get("1/model.onnx") != record.files.get("1/model.onnx"):
+    # A version that was not switched to yet is not in the twin.
+    shared = [name for name in record.files if name.endswith(f"/{MODEL_FILE}") and name in own.files]
+    served = f"{served_version(path)}/{MODEL_FILE}"
+    if served not in shared or any(own.files[name] != record.files[name] for name in shared):
         problems.append(f"{twin.name} holds another model.onnx")
     return problems
 
 
 def _sentences(path: Path, record: Record, runner: Runner, sst2_dir: Path) -> tuple[list[str], list[str]]:
     split = sst2.read(sst2_dir / "test.tsv")
-    found = invariance(runner, Encoder(path / "tokenizer", record.prompt_prefix)(split.texts))
+    found = invariance(
+        runner, Encoder(version_file(path, served_version(path), "tokenizer"), record.prompt_prefix)(split.texts)
+    )
     alone, batched = (accuracy(outputs, split.labels) for outputs in (found.alone, found.batched))
     half = record.precision == "fp16"
     checks = [

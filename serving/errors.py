@@ -33,6 +33,7 @@ TwodoorError
     ├── DeadlineExceeded       deadline_exceeded
     └── DependencyDown         dependency_down
         ├── ModelNotReady      dependency_down
+        │   └── VersionGone    dependency_down
         └── ModelDied          dependency_down
 """
 
@@ -251,6 +252,10 @@ class DependencyDown(ServerError):
 
 class ModelNotReady(DependencyDown):
     """Triton answers, but the model is not loaded (yet, or any more)."""
+
+
+class VersionGone(ModelNotReady):
+    """That version of the model is not loaded, while another one is: whoever is free to choose takes that one."""
 
 
 class ModelDied(DependencyDown):

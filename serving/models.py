@@ -38,6 +38,8 @@ class ModelSpec:
     output_size: int
     max_batch_rows: int
     on_gpu: bool
+    serve_version: str = ""
+    """The version that new work goes to where it is ready, from parameter ``serve_version``; "" = the newest."""
 
     @property
     def is_sentiment(self) -> bool:
@@ -76,6 +78,12 @@ def tokenizer_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def version_file(folder: Path, version: str, name: str) -> Path:
+    """Return a file or folder of a model version: the version's own where it has one, else the model's."""
+    own = folder / version / name
+    return own if own.exists() else folder / name
+
+
 def twin_of(config: Mapping[str, Any]) -> str | None:
     """Return the name of the model this one is the bulk twin of, or None."""
     return _parameters(config).get("twin_of")
@@ -104,7 +112,8 @@ def parse_spec(config: Mapping[str, Any], version: str, labels: Sequence[str]) -
         task=cast("Task", task),
         max_tokens=_int_parameter(name, parameters, "max_tokens"),
         prompt_prefix=parameters.get("prompt_prefix", ""),
-        tokenizer_sha256=parameters.get("tokenizer_sha256", ""),
+        # A version that brings a tokenizer of its own has a hash of its own.
+        tokenizer_sha256=parameters.get(f"tokenizer_sha256_{version}", parameters.get("tokenizer_sha256", "")),
         labels=tuple(labels) if task == "classify" else (),
         bulk_model=parameters.get("bulk_model", name),
         bulk_batch_ms=float(parameters.get("bulk_batch_ms", "25")),
@@ -113,6 +122,7 @@ def parse_spec(config: Mapping[str, Any], version: str, labels: Sequence[str]) -
         output_size=size,
         max_batch_rows=max(1, int(config.get("max_batch_size", 0))),
         on_gpu=any(str(group.get("kind")) in ("KIND_GPU", "1") for group in groups),
+        serve_version=parameters.get("serve_version", ""),
     )
 
 

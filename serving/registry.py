@@ -2,19 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import structlog
 
-from serving.errors import ConfigError, DependencyDown, ModelNotReady, TwodoorError, UnknownModel
-from serving.models import ModelSpec, check_twin, parse_spec, twin_of
+from serving.errors import ConfigError, DependencyDown, ModelNotReady, TwodoorError, UnknownModel, VersionGone
+from serving.models import ModelSpec, check_twin, parse_spec, twin_of, version_file
 from serving.postprocess import FloatArray
 from serving.preprocess import IdArray, Tokenizer
 from serving.settings import ModelSettings, TritonSettings
-from serving.triton_client import TritonClient
+from serving.triton_client import ModelState, TritonClient, newest_first
 
 log = structlog.get_logger(__name__)
 
@@ -37,17 +38,30 @@ class Model:
     canary: Canary | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was made of one version that Triton has loaded: ``digest`` of its config, the model or why it was refused."""
+
+    digest: bytes
+    model: Model | None
+    refused: ConfigError | None = None
+
+
 class Registry:
-    """Follows Triton. ``run`` is the task its owner awaits; ``get`` answers at once from what is known."""
+    """Follows Triton. ``run`` is the task its owner awaits; ``get`` answers at once from what is known.
+
+    Several versions of a model may be ready. New work is routed to one of them: to the one that the config's parameter
+    ``serve_version`` names, else to the newest; one whose bulk twin is ready too goes before one whose twin is not.
+    """
 
     def __init__(self, client: TritonClient, models: ModelSettings, triton: TritonSettings) -> None:
         self._client = client
         self._settings = models
         self._interval_s = triton.poll_interval_s
-        self._models: dict[str, Model] = {}
+        self._read: dict[str, dict[str, _Read]] = {}
+        self._routes: dict[str, tuple[Model, ...]] = {}
         self._known: frozenset[str] = frozenset()
-        self._ready: frozenset[str] = frozenset()
-        self._refused: dict[str, str] = {}
+        self._ready: dict[str, tuple[str, ...]] = {}
         self.triton_up = False
         self.seen = asyncio.Event()
         """Set once Triton's index has been read for the first time."""
@@ -57,21 +71,38 @@ class Registry:
         """Names of all models callers may use, ready or not; bulk twins are not among them."""
         return self._known
 
-    def get(self, name: str) -> Model:
-        """Return a ready model; raises DependencyDown, UnknownModel or ModelNotReady."""
+    def get(self, name: str, version: str | None = None) -> Model:
+        """Return the version of a model that new work is routed to, or the given one.
+
+        Raises DependencyDown where Triton is away, UnknownModel, ModelNotReady where no version is ready, and its
+        subclass VersionGone where the given one is not but another is.
+        """
         if not self.triton_up:
             raise DependencyDown("the model server does not answer")
         if name not in self._known:
             raise UnknownModel(f"no model named {name[:64]!r}")
-        model = self._models.get(name)
-        if model is None or name not in self._ready:
+        routes = self._routes.get(name, ())
+        if not routes:
             raise ModelNotReady(f"model {name} is not ready")
-        return model
+        if version is None:
+            return routes[0]
+        for model in routes:
+            if model.spec.version == version:
+                return model
+        raise VersionGone(f"version {version} of model {name} is not ready")
 
-    def bulk_ready(self, name: str) -> bool:
-        """Return whether the instance that serves the model's bulk lane is ready."""
-        model = self._models.get(name)
-        return self.triton_up and model is not None and model.spec.bulk_model in self._ready
+    def versions(self, name: str) -> tuple[str, ...]:
+        """Return the ready versions of a model, the one for new work first; none where ``get`` would raise."""
+        return tuple(model.spec.version for model in self._routes.get(name, ())) if self.triton_up else ()
+
+    def bulk_ready(self, name: str, version: str | None = None) -> bool:
+        """Return whether the instance that serves the bulk lane of the routed (or the given) version is ready."""
+        if not self.triton_up:
+            return False
+        for model in self._routes.get(name, ()):
+            if version in (None, model.spec.version):
+                return model.spec.version in self._ready.get(model.spec.bulk_model, ())
+        return False
 
     async def run(self) -> None:
         """Follow the index until cancelled. A config that is wrong at the first look raises ConfigError."""
@@ -90,83 +121,135 @@ class Registry:
             await asyncio.sleep(self._interval_s)
 
     async def refresh(self) -> None:
-        """Read the index once and load what is new or has changed version."""
+        """Read the index once, and every version that is new or whose loaded config has changed."""
         if not self.triton_up:
             log.info("triton up", version=await self._client.server_version())
             # Whatever happened to the repository meanwhile: what is known of it may be of another model by the same name.
-            self._models, self._refused = {}, {}
+            self._read = {}
         states = await self._client.models()
-        ready = {name: state.version for name, state in states.items() if state.version is not None}
-        # A model that went away may come back as another one under the same version: it is read again.
-        self._models = {name: model for name, model in self._models.items() if name in ready}
-        self._refused = {name: version for name, version in self._refused.items() if name in ready}
-        twins = {model.spec.bulk_model for name, model in self._models.items() if model.spec.bulk_model != name}
-        for name, version in ready.items():
-            known = self._models.get(name)
-            if name in twins or self._refused.get(name) == version or (known and known.spec.version == version):
-                continue
-            await self._load(name, version, twins)
-        self._ready = frozenset(ready)
-        self._known = frozenset(
-            name for name in states if name not in twins and not self._looks_like_twin(name, states)
-        )
+        ready = {name: state.versions for name, state in states.items() if state.versions}
+        # A version that went away may come back as another one: it is read again.
+        self._read = {
+            name: {version: read for version, read in known.items() if version in ready[name]}
+            for name, known in self._read.items()
+            if name in ready
+        }
+        twins = {spec.bulk_model for spec in self._specs() if spec.bulk_model != spec.name}
+        for name, versions in ready.items():
+            for version in versions:
+                if name not in twins:
+                    await self._look(name, version, ready, twins)
+        self._refuse_at_start()
+        self._publish(states, ready, twins)
+
+    def _specs(self) -> Iterator[ModelSpec]:
+        return (read.model.spec for known in self._read.values() for read in known.values() if read.model)
+
+    def _publish(
+        self, states: Mapping[str, ModelState], ready: dict[str, tuple[str, ...]], twins: AbstractSet[str]
+    ) -> None:
+        """Let callers see what was read, all of it at once."""
+        self._ready = ready
+        routes = {name: _in_order(known, ready) for name, known in self._read.items() if name not in twins}
+        for name, models in routes.items():
+            before, now = self._routes.get(name, ()), models[:1]
+            if now and now[0].spec.version != (before[0].spec.version if before else None):
+                log.info("model routed", model=name, version=now[0].spec.version)
+        self._routes = routes
+        self._known = frozenset(name for name in states if name not in twins and not _looks_like_twin(name, states))
         self.triton_up = True
         self.seen.set()
 
-    def _looks_like_twin(self, name: str, states: Mapping[str, object]) -> bool:
-        """A twin that is not loaded has no config to read, so its name decides."""
-        first = name.removesuffix("_bulk")
-        return first != name and first in states
+    def _refuse_at_start(self) -> None:
+        """At start the operator is watching: stop where a model cannot be served. Later one must not end the others."""
+        for known in self._read.values():
+            refused = [read.refused for read in known.values() if read.refused]
+            if refused and len(refused) == len(known) and not self.seen.is_set():
+                raise refused[0]
 
-    async def _load(self, name: str, version: str, twins: set[str]) -> None:
+    async def _look(self, name: str, version: str, ready: Mapping[str, tuple[str, ...]], twins: set[str]) -> None:
+        """Read a version, unless it is known and has not changed."""
         try:
+            digest = await self._client.config_digest(name, version)
+            known = self._read.get(name, {}).get(version)
+            if known and known.digest == digest:
+                return
             config = await self._client.model_config(name, version)
             if twin_of(config):
                 twins.add(name)
                 return
-            model = await asyncio.to_thread(_read_model, self._settings.repository / name, config, version)
-            if model.spec.bulk_model != name:
-                check_twin(model.spec, await self._client.model_config(model.spec.bulk_model, ""))
-                twins.add(model.spec.bulk_model)
-            self._models[name] = model
-            log.info("model ready", model=name, version=version)
+            model = await self._load(name, version, config, ready)
         except ConfigError as exc:
-            # At start the operator is watching: stop. Later one wrong model must not end the others.
-            if not self.seen.is_set():
-                raise
-            # Triton answers with the new version by now: tokens and labels of the old one would give wrong answers.
-            self._models.pop(name, None)
-            self._refused[name] = version
+            # What was known of it goes: Triton answers with the new one by now, and tokens and labels of the old one
+            # would give wrong answers.
+            self._read.setdefault(name, {})[version] = _Read(digest, None, exc)
             log.error("model refused", model=name, version=version, reason=str(exc))
         except TwodoorError as exc:
             log.info("model not readable yet", model=name, version=version, reason=str(exc))
+        else:
+            self._read.setdefault(name, {})[version] = _Read(digest, model)
+            if model.spec.bulk_model != name:
+                twins.add(model.spec.bulk_model)
+            log.info("model ready", model=name, version=version)
+
+    async def _load(
+        self, name: str, version: str, config: Mapping[str, object], ready: Mapping[str, tuple[str, ...]]
+    ) -> Model:
+        model = await asyncio.to_thread(read_model, self._settings.repository / name, config, version)
+        twin = model.spec.bulk_model
+        if twin != name:
+            same = version if version in ready.get(twin, ()) else ""
+            check_twin(model.spec, await self._client.model_config(twin, same))
+        return model
 
 
-def _read_model(folder: Path, config: Mapping[str, object], version: str) -> Model:
-    """Read what belongs to a model; runs in a thread. Raises ConfigError, whatever is wrong with its files."""
+def _in_order(known: Mapping[str, _Read], ready: Mapping[str, tuple[str, ...]]) -> tuple[Model, ...]:
+    """Return the versions that can be served, the one for new work first."""
+    models = {version: known[version].model for version in newest_first(known)}
+    wanted = next((model.spec.serve_version for model in models.values() if model and model.spec.serve_version), "")
+
+    def rank(model: Model) -> tuple[bool, bool, int]:
+        spec = model.spec
+        return spec.version in ready.get(spec.bulk_model, ()), spec.version == wanted, int(spec.version)
+
+    return tuple(sorted((model for model in models.values() if model), key=rank, reverse=True))
+
+
+def _looks_like_twin(name: str, states: Mapping[str, object]) -> bool:
+    """A twin that is not loaded has no config to read, so its name decides."""
+    first = name.removesuffix("_bulk")
+    return first != name and first in states
+
+
+def read_model(folder: Path, config: Mapping[str, object], version: str) -> Model:
+    """Read what belongs to a version, from the config Triton has loaded of it and the model's folder. Blocks.
+
+    Raises ConfigError, whatever is wrong with its files.
+    """
     try:
-        spec = parse_spec(config, version, _read_labels(folder, config))
-        return Model(spec, Tokenizer(folder / "tokenizer", spec), _read_canary(folder))
+        spec = parse_spec(config, version, _read_labels(folder, config, version))
+        tokenizer = Tokenizer(version_file(folder, version, "tokenizer"), spec)
+        return Model(spec, tokenizer, _read_canary(folder, version))
     except ConfigError:
         raise
     except Exception as exc:  # the tokenizer's libraries name no errors of their own
         raise ConfigError(f"model {folder.name}: its config or files cannot be read: {exc}") from exc
 
 
-def _read_labels(folder: Path, config: Mapping[str, object]) -> list[str]:
+def _read_labels(folder: Path, config: Mapping[str, object], version: str) -> list[str]:
     outputs = config.get("output")
     first = outputs[0] if isinstance(outputs, list) and outputs else {}
     name = first.get("label_filename") if isinstance(first, dict) else None
     if not name:
         return []
     try:
-        return (folder / str(name)).read_text(encoding="utf-8").split("\n")[:-1]
+        return version_file(folder, version, str(name)).read_text(encoding="utf-8").split("\n")[:-1]
     except OSError as exc:
         raise ConfigError(f"model {folder.name}: label file {name} cannot be read") from exc
 
 
-def _read_canary(folder: Path) -> Canary | None:
-    file = folder / "canary.json"
+def _read_canary(folder: Path, version: str) -> Canary | None:
+    file = version_file(folder, version, "canary.json")
     if not file.is_file():
         return None
     try:

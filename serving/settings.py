@@ -91,7 +91,7 @@ class GatewaySettings(Settings):
         64 * 2**20, ge=2**20, description="Bound of all request bodies held at one time; over it a call gets 503."
     )
     max_head_bytes: int = Field(
-        64 * 2**10, ge=8 * 2**10, description="Most bytes of a request's head (line and headers, so also of ?text=)."
+        96 * 2**10, ge=8 * 2**10, description="Most bytes of a request's head (line and headers, so also of ?text=)."
     )
     head_timeout_s: float = Field(20.0, gt=0, description="How long a connection may take to send a request's head.")
     body_timeout_s: float = Field(
@@ -127,16 +127,18 @@ class GatewaySettings(Settings):
 
     @model_validator(mode="after")
     def _loopback_only_without_keys(self) -> Self:
-        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.allow_open:
+        loopback = self.host in ("127.0.0.1", "::1", "localhost")
+        if not loopback and self.keys_file is None and not self.allow_open:
             raise ValueError(
-                f"TWODOOR_GATEWAY_HOST={self.host} is not loopback and there are no keys yet: anybody could call. "
-                "Put an authenticating proxy before it and set TWODOOR_GATEWAY_ALLOW_OPEN=true"
+                f"TWODOOR_GATEWAY_HOST={self.host} is not loopback and there are no keys: anybody could call. "
+                "Set TWODOOR_GATEWAY_KEYS_FILE, or put an authenticating proxy before it and set "
+                "TWODOOR_GATEWAY_ALLOW_OPEN=true"
             )
         return self
 
     allow_open: bool = Field(
         False,
-        description="Accept a host that is not loopback although the door asks for no key (behind an authenticating proxy, or in a container network).",
+        description="Accept a host that is not loopback although there is no keys file (behind an authenticating proxy, or in a container network).",
     )
 
 
@@ -155,7 +157,7 @@ class KafkaSettings(Settings):
     )
     jobs_dlq_topic: str = Field("twodoor.jobs.dlq", min_length=1, description="Topic of refused job submissions.")
     partitions: int = Field(
-        12, ge=1, description="Partitions of the request and result topics where Twodoor creates them."
+        12, ge=1, description="Partitions of the request, result, job and event topics where Twodoor creates them."
     )
     max_message_bytes: int = Field(
         1_048_576, ge=1024, description="max.message.bytes of the topics Twodoor creates, and the bound of one result."
@@ -388,6 +390,7 @@ OTHER_VARIABLES: Mapping[str, str] = {
     "TWODOOR_TEST_STOPPOINT": "Tests only: `name` or `name:nth` of the moment at which the process stops itself (SIGSTOP).",
     "TWODOOR_SST2_DIR": "Folder of the SST-2 sentences for tests and for training the head.",
     "TWODOOR_CLIENT_URL": "Base URL of the gateway for the client and the `twodoor` command; default from TWODOOR_GATEWAY_HOST and _PORT.",
+    "TWODOOR_CLIENT_API_KEY": "API key that the client and the `twodoor` command send as a bearer token; empty = none.",
 }
 
 

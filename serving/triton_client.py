@@ -1,8 +1,10 @@
 """The one Triton client: async gRPC, one long-lived channel per process, foreign errors translated in one place."""
 
 import asyncio
+import hashlib
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -10,12 +12,16 @@ from typing import Any, Self, cast
 import grpc
 import numpy as np
 import structlog
+from google.protobuf import text_format
+from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from serving.deadline import Deadline
 from serving.errors import (
+    ConfigError,
     DeadlineExceeded,
     DependencyDown,
     ModelDied,
@@ -41,6 +47,7 @@ _BY_MESSAGE: tuple[tuple[re.Pattern[str], type[TwodoorError], str], ...] = (
     (re.compile(r"maximum queue size", re.I), Overloaded, "the model's queue is full"),
     (re.compile(r"request timeout expired|deadline exceeded", re.I), DeadlineExceeded, "the deadline passed in the model's queue"),
     (re.compile(r"stub process .*(not healthy|unexpectedly|exited|failed)|broken pipe|shared memory", re.I), ModelDied, "the model's process died"),
+    (re.compile(r"unknown model.* version \d+ is not found", re.I), ModelNotReady, "that version of the model is not ready"),
     (re.compile(r"unknown model.*is not found|failed to find model", re.I), UnknownModel, "no such model"),
     (re.compile(r"no available versions|is not ready|unknown model|stopped accepting|server is stopping|being unloaded", re.I), ModelNotReady, "the model is not ready"),
 )  # fmt: skip
@@ -55,10 +62,10 @@ _BY_STATUS: Mapping[str, tuple[type[TwodoorError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model of the repository, as Triton's index tells it; ``version`` is the newest that is ready, or None."""
+    """One model of the repository, as Triton's index tells it; ``versions`` are those that are ready, newest first."""
 
     name: str
-    version: str | None
+    versions: tuple[str, ...]
 
 
 class TritonClient:
@@ -95,12 +102,12 @@ class TritonClient:
         """Return every model of the repository, loaded or not."""
         with _translated():
             index = await self._client.get_model_repository_index(client_timeout=self._settings.control_timeout_s)
-        ready: dict[str, str | None] = {}
+        ready: dict[str, list[str]] = {}
         for model in index.models:
-            newest = ready.setdefault(model.name, None)
-            if model.state == "READY" and (newest is None or int(model.version) > int(newest)):
-                ready[model.name] = model.version
-        return {name: ModelState(name, version) for name, version in ready.items()}
+            versions = ready.setdefault(model.name, [])
+            if model.state == "READY":
+                versions.append(model.version)
+        return {name: ModelState(name, newest_first(versions)) for name, versions in ready.items()}
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return the config Triton has loaded, proto field names as keys."""
@@ -109,6 +116,34 @@ class TritonClient:
                 name, version, as_json=True, client_timeout=self._settings.control_timeout_s
             )
         return cast("dict[str, Any]", config["config"])
+
+    async def config_digest(self, name: str, version: str) -> bytes:
+        """Return a hash of the config Triton has loaded: a model that was loaded again under its version may have another."""
+        with _translated():
+            config = await self._client.get_model_config(name, version, client_timeout=self._settings.control_timeout_s)
+        return hashlib.sha256(config.SerializeToString(deterministic=True)).digest()
+
+    async def load(self, name: str, config: Mapping[str, Any] | None, timeout_s: float) -> None:
+        """Load a model, or load it again, with the config in its folder or with another one; returns when it is ready.
+
+        What was ready before serves on meanwhile, and for good where this fails: all of a load's versions come, or none.
+        Raises ConfigError with Triton's reason, or DependencyDown.
+        """
+        text = None if config is None else json.dumps(config)
+        try:
+            await self._client.load_model(name, config=text, client_timeout=timeout_s)
+        except InferenceServerException as exc:
+            if str(exc.status()) in ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED"):
+                raise DependencyDown(f"the model server did not load {name}") from exc
+            reason = str(exc.message()).strip().splitlines() or ["no reason given"]
+            raise ConfigError(f"the model server cannot load {name}: {reason[0][:400]}") from exc
+
+    async def requests_seen(self, name: str) -> dict[str, int]:
+        """Return version → how many requests it has ended since it was loaded, well or not."""
+        with _translated():
+            answer = await self._client.get_inference_statistics(name, client_timeout=self._settings.control_timeout_s)
+        counts = ((s.version, s.inference_stats) for s in answer.model_stats)
+        return {version: stats.success.count + stats.fail.count for version, stats in counts}
 
     async def infer(
         self,
@@ -121,14 +156,14 @@ class TritonClient:
         headers: Mapping[str, str] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> FloatArray:
-        """Run one request; returns FP32 of shape [rows, size].
+        """Run one request on a version of the model ("" = the newest); returns FP32 of shape [rows, size].
 
         The deadline becomes Triton's queue timeout (µs) and this call's own. A call that is late or whose caller
         left is cancelled only on a server that survives it; otherwise it runs on unobserved and its answer is dropped.
         ``ended`` is called once, when nothing of the call runs any more: for an abandoned call that is later.
         """
         try:
-            call = self._start(model, inputs, output, deadline, headers)
+            call = self._start(model, version, inputs, output, deadline, headers)
         except BaseException:
             if ended is not None:
                 ended()
@@ -152,16 +187,18 @@ class TritonClient:
     def _start(
         self,
         model: str,
+        version: str,
         inputs: Mapping[str, IdArray],
         output: str,
         deadline: Deadline,
         headers: Mapping[str, str] | None,
     ) -> "asyncio.Task[Any]":
-        # The version stays out of the request: a new one that replaces it must not fail calls on their way.
         return asyncio.ensure_future(
             self._client.infer(
                 model,
                 [_tensor(name, array) for name, array in inputs.items()],
+                # Tokens, labels and the version an answer names belong together, so that no other one may answer.
+                model_version=version,
                 outputs=[InferRequestedOutput(output)],
                 timeout=deadline.queue_timeout_us(),
                 client_timeout=deadline.remaining_s() + (0 if self._may_cancel else self._settings.abandon_grace_s),
@@ -206,6 +243,20 @@ def _channel_args(settings: TritonSettings) -> Sequence[tuple[str, int]]:
         # Each client its own connection: a shared one would tie the doors of one test process together.
         ("grpc.use_local_subchannel_pool", 1),
     ]
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return a config.pbtxt as a mapping with proto field names; raises ConfigError where it is none."""
+    try:
+        config = text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as exc:
+        raise ConfigError(f"config.pbtxt cannot be read: {exc}") from None
+    return MessageToDict(config, preserving_proto_field_name=True)
+
+
+def newest_first(versions: Iterable[str]) -> tuple[str, ...]:
+    """Return Triton's version numbers, the largest first."""
+    return tuple(sorted(versions, key=int, reverse=True))
 
 
 def _version_tuple(version: str) -> tuple[int, ...]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts import Gateway, Triton, remove
+from tests.parts import Gateway, Postgres, Triton, remove
 from tests.stubs import write_repository
 
 TritonFactory = Callable[[Path], Triton]
 GatewayFactory = Callable[..., Gateway]
+PostgresFactory = Callable[[], Postgres]
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +68,30 @@ def gateway_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatewa
 def gateway_process(gateway_factory: GatewayFactory, triton: Triton) -> Gateway:
     """The gateway that tests share, with default settings."""
     return gateway_factory(triton.grpc_address, triton.repository).start()
+
+
+@pytest.fixture(scope="session")
+def postgres_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresFactory]:
+    """Start a PostgreSQL of one's own: for tests that end it, freeze it or restart it."""
+    with ExitStack() as stack:
+
+        def start() -> Postgres:
+            made = Postgres(tmp_path_factory.mktemp("postgres"))
+            stack.callback(made.kill)
+            return made.start()
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_factory: PostgresFactory) -> Postgres:
+    """The PostgreSQL that tests share; who ends it or freezes it uses ``postgres_factory``."""
+    return postgres_factory()
+
+
+@pytest.fixture
+def database_url(postgres_server: Postgres) -> Iterator[str]:
+    """The URL of a database of the test's own, with the newest schema and nothing in it."""
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.drop_database(url)

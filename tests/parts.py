@@ -12,11 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from local_stack import triton
+import psycopg
+from psycopg import sql
+
+from local_stack import postgres, triton
 from local_stack.config import StackConfig
+from local_stack.process import wrapped
 from serving.settings import ConsumerSettings, GatewaySettings, KafkaSettings, ModelSettings, StackSettings, load
 
 ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = "template_twodoor"
 
 
 def free_ports(count: int) -> list[int]:
@@ -186,6 +191,109 @@ class Triton(Process):
         code = super()._end(sig, timeout_s)
         triton.clean_shared_memory(self.config)
         return code
+
+
+class Postgres(Process):
+    """A real PostgreSQL on a free port, by the local stack's own command line; each of its databases is migrated."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        (self.port,) = free_ports(1)
+        settings: dict[str, Any] = {"home": home, "postgres_port": self.port}
+        self.settings = StackSettings(**settings)
+        self._databases = 0
+        super().__init__([], {}, home / "postgres.log")
+
+    def start(self) -> Self:
+        """Start it and wait until it answers."""
+        postgres.prepare(self.settings)
+        data = postgres.data_folder(self.settings)
+        # Processes are killed here, never the machine: no need to wait for the disk.
+        self.command = wrapped([*postgres.command(self.settings), "-c", "fsync=off"], 0, data, tied=False)
+        super().start()
+        try:
+            wait_until(self._ready, "PostgreSQL ready")
+        except AssertionError as exc:
+            self.kill()
+            raise AssertionError(f"{exc}\n{self.log()[-4000:]}") from None
+        return self
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """End it in order at once, whoever is connected."""
+        return self._end(signal.SIGINT, timeout_s)
+
+    def kill(self) -> int:
+        """End the server and all its processes with SIGKILL."""
+        code = super().kill()
+        postgres.end_leftovers(self.settings)
+        return code
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same port, with what it holds."""
+        self.kill()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop every process of it (SIGSTOP): connections stay open and nothing is answered, until ``thaw``."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on after ``freeze``."""
+        self._signal_all(signal.SIGCONT)
+
+    def new_database(self) -> str:
+        """Make a database with the newest schema and return its URL; costs milliseconds."""
+        with self._admin() as connection:
+            if not self._databases:
+                self._make_template(connection)
+            self._databases += 1
+            name = f"test_{self._databases}"
+            self._create(connection, name, TEMPLATE)
+        return postgres.url(self.settings, database=name)
+
+    def drop_database(self, url: str) -> None:
+        """Remove a database, whoever is still connected to it."""
+        with self._admin() as connection:
+            name = sql.Identifier(url.rsplit("/", 1)[1])
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+    def _make_template(self, connection: "psycopg.Connection") -> None:
+        password = postgres.password(self.settings)
+        role = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+        connection.execute(role.format(sql.Identifier(postgres.ROLE), sql.Literal(password)))
+        self._create(connection, TEMPLATE)
+        url = postgres.url(self.settings, database=TEMPLATE)
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.migrations"],
+            env={**os.environ, "TWODOOR_JOBS_DATABASE_URL": url},
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _create(self, connection: "psycopg.Connection", name: str, template: str | None = None) -> None:
+        names = [sql.Identifier(name), sql.Identifier(postgres.ROLE)]
+        if template:
+            statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}").format(*names, sql.Identifier(template))
+        else:
+            statement = sql.SQL("CREATE DATABASE {} OWNER {}").format(*names)
+        connection.execute(statement)
+
+    def _admin(self) -> "psycopg.Connection":
+        url = postgres.url(self.settings, postgres.ADMIN, "postgres")
+        return psycopg.connect(url, autocommit=True, connect_timeout=5)
+
+    def _ready(self) -> bool:
+        if self.child.poll() is not None:
+            raise AssertionError(f"PostgreSQL ended with {self.child.returncode}")
+        try:
+            with self._admin():
+                return True
+        except psycopg.OperationalError:
+            return False
+
+    def _signal_all(self, number: int) -> None:
+        for pid in postgres.processes(postgres.data_folder(self.settings)):
+            os.kill(pid, number)
 
 
 class Gateway(Process):

@@ -1,9 +1,13 @@
-"""What a user imports: a typed client for `/predict`, sync and async, and its errors.
+"""What a user imports: a typed client for `/predict` and jobs, sync and async, and its errors.
 
     from twodoor import Client
 
     with Client() as client:
         print(client.predict("a warm and funny film").sentiment)
+        job = client.submit_job(["a warm and funny film", "what a bore"])
+        client.wait_job(job.id)
+        for row in client.results(job.id):
+            print(row.index, row.answer)
 
 Names are loaded when they are first used, so that the command line starts fast and needs no server package.
 """
@@ -14,38 +18,66 @@ if TYPE_CHECKING:
     from twodoor.client import AsyncClient, Client
     from twodoor.errors import (
         BadAnswer,
+        Conflict,
         ConnectionLost,
         DeadlineExceeded,
+        Forbidden,
+        Invalid,
+        NotFound,
         NotReachable,
+        QuotaExceeded,
         RateLimited,
         Refused,
         RowFailed,
         ServerFailed,
         TwodoorError,
+        Unauthorized,
         Unavailable,
         UnknownModel,
     )
+    from twodoor.job_records import BulkState, Job, JobError, JobRows, ResultRow
     from twodoor.wire import Prediction, Predictions
 
 __all__ = [
     "AsyncClient",
     "BadAnswer",
+    "BulkState",
     "Client",
+    "Conflict",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Forbidden",
+    "Invalid",
+    "Job",
+    "JobError",
+    "JobRows",
+    "NotFound",
     "NotReachable",
     "Prediction",
     "Predictions",
+    "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "ResultRow",
     "RowFailed",
     "ServerFailed",
     "TwodoorError",
+    "Unauthorized",
     "Unavailable",
     "UnknownModel",
 ]
 
-_HOMES = {"AsyncClient": "client", "Client": "client", "Prediction": "wire", "Predictions": "wire"}
+_HOMES = {
+    "AsyncClient": "client",
+    "Client": "client",
+    "Prediction": "wire",
+    "Predictions": "wire",
+    "BulkState": "job_records",
+    "Job": "job_records",
+    "JobError": "job_records",
+    "JobRows": "job_records",
+    "ResultRow": "job_records",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -2,11 +2,11 @@
 
 import typer
 
-from twodoor.commands import bench, consume, demo, dlq, models, predict, produce, stack
+from twodoor.commands import bench, bulk, consume, demo, dlq, jobs, migrate, models, predict, produce, stack, submit
 
 app = typer.Typer(
     name="twodoor",
-    help="Two doors to one model server: calls answered in milliseconds, and bulk work through topics.",
+    help="Two doors to one model server: calls answered in milliseconds, and bulk work through jobs and topics.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -16,7 +16,12 @@ app.command("down")(stack.down)
 app.command("status")(stack.status)
 app.command("logs")(stack.logs)
 app.command("demo")(demo.demo)
+app.command("migrate")(migrate.migrate)
+app.command("migrate")(migrate.migrate)
 app.command("predict")(predict.predict)
+app.command("submit")(submit.submit)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(bulk.app, name="bulk")
 app.add_typer(models.app, name="models")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

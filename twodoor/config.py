@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +21,8 @@ class ClientConfig:
     default_model: str
     repository: Path
     home: Path
+    api_key: str | None = field(default=None, repr=False)
+    triton_address: str = "127.0.0.1:8001"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -45,6 +47,8 @@ class ClientConfig:
             default_model=get("MODELS_DEFAULT", "sentiment_model"),
             repository=Path(get("MODELS_REPOSITORY", "model_repository")),
             home=Path(get("HOME", ".twodoor")),
+            api_key=get("CLIENT_API_KEY", "") or None,
+            triton_address=get("TRITON_GRPC_ADDRESS", f"127.0.0.1:{get('STACK_TRITON_GRPC_PORT', '8001')}"),
         )
 
 

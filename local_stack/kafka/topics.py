@@ -47,6 +47,9 @@ async def ensure_topics(bootstrap: str, settings: KafkaSettings) -> list[str]:
         settings.requests_topic: (settings.partitions, size),
         settings.results_topic: (settings.partitions, size),
         settings.dlq_topic: (1, size + DLQ_HEADERS_BYTES),
+        settings.jobs_topic: (settings.partitions, size),
+        settings.jobs_events_topic: (settings.partitions, size),
+        settings.jobs_dlq_topic: (1, size + DLQ_HEADERS_BYTES),
     }
     async with asyncio.timeout(ASK_TIMEOUT_S * 2), admin(bootstrap) as client:
         missing = sorted(set(wanted) - set(await client.list_topics()))

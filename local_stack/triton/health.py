@@ -19,6 +19,7 @@ from local_stack.ports import LOOPBACK
 from local_stack.process import Identity, children, command_line, identify
 from local_stack.service import Unhealthy
 from local_stack.triton.canary import Canary, Progress
+from serving.models import version_file
 
 WATCH_INTERVAL_S = 0.25
 SETTLE_S = 0.3
@@ -27,6 +28,9 @@ CANARY_TIMEOUT_S = 10.0
 RETIRE_GRACE_S = 5.0
 QUIET_AFTER_S = 30.0
 DEAD = "is not healthy"
+READY = "READY"
+# A model is what its best version is.
+STATES = {"UNAVAILABLE": 1, "UNLOADING": 2, "LOADING": 3, READY: 4}
 
 
 class TritonApi:
@@ -41,18 +45,31 @@ class TritonApi:
         return (await self._http.get(f"{self._base}/health/live")).status_code == httpx.codes.OK
 
     async def index(self) -> dict[str, tuple[str, str]]:
-        """Return model → (state, reason) of every model Triton was asked to load."""
+        """Return model → (state, reason) of every model Triton was asked to load: that of its best version."""
+        found: dict[str, tuple[str, str]] = {}
+        for entry in await self._entries():
+            state = entry["state"], entry.get("reason", "")
+            best = max(found.get(entry["name"], state), state, key=lambda one: STATES.get(one[0], 0))
+            found[entry["name"]] = best
+        return found
+
+    async def ready_versions(self, model: str) -> tuple[str, ...]:
+        """Return the versions of a model that are ready, newest first."""
+        ready = {e["version"] for e in await self._entries() if e["name"] == model and e["state"] == READY}
+        return tuple(sorted(ready, key=int, reverse=True))
+
+    async def _entries(self) -> list[dict[str, str]]:
         _, entries = await post_json(self._http, f"{self._base}/repository/index", {}, ASK_TIMEOUT_S)
-        return {e["name"]: (e["state"], e.get("reason", "")) for e in entries or () if "state" in e}
+        return [entry for entry in entries or () if "state" in entry]
 
     async def get(self, model: str, what: str = "") -> Any:
         """Return metadata, ``/config`` or ``/stats`` of a model; None if it has none now."""
         answer = await self._http.get(f"{self._base}/models/{model}{what}")
         return answer.json() if answer.status_code == httpx.codes.OK else None
 
-    async def infer(self, model: str, body: object, timeout_s: float) -> tuple[int, Any]:
+    async def infer(self, model: str, version: str, body: object, timeout_s: float) -> tuple[int, Any]:
         """Run one request."""
-        return await post_json(self._http, f"{self._base}/models/{model}/infer", body, timeout_s)
+        return await post_json(self._http, f"{self._base}/models/{model}/versions/{version}/infer", body, timeout_s)
 
     async def reload(self, model: str, timeout_s: float) -> str | None:
         """Unload and load a model; returns why it did not load."""
@@ -90,7 +107,7 @@ class ModelKeeper:
     @staticmethod
     async def _ready_models(api: TritonApi) -> set[str]:
         try:
-            return {name for name, (state, _) in (await api.index()).items() if state == "READY"}
+            return {name for name, (state, _) in (await api.index()).items() if state == READY}
         except httpx.HTTPError:
             return set()  # whether Triton is alive is asked elsewhere
 
@@ -115,7 +132,8 @@ class ModelWatch:
         self._folder = config.repository / name
         self._report = report
         self._group = group
-        self._expected = 0
+        self._versions: tuple[str, ...] = ()
+        self._asked = ""
         self._stubs: list[Identity] = []
         self._retired: set[Identity] = set()
         self._pause_s = 0.0
@@ -134,16 +152,25 @@ class ModelWatch:
 
     async def _learn(self) -> str | None:
         """Wait until the model is ready and see which processes run it; returns what is wrong with it already."""
-        while await self._state() != "READY":  # noqa: ASYNC110 - it happens in another process
+        while not (versions := await self._api.ready_versions(self.name)):  # noqa: ASYNC110 - it happens in another process
             await asyncio.sleep(WATCH_INTERVAL_S)
-        config = await self._api.get(self.name, "/config") or {}
-        groups = config.get("instance_group", [])
-        self._expected = sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", []))) for g in groups)
+        self._versions = versions
         self._stubs = self._find_stubs()
-        self._canary = Canary.read(self._folder / "canary.json")
-        if self._stubs and len(self._stubs) < self._expected:
+        # Only the version that serves is asked: one that is to be unloaded must be seen to have no more requests.
+        config = await self._api.get(self.name, "/config") or {}
+        named = config.get("parameters", {}).get("serve_version", {}).get("string_value")
+        self._asked = named if named in versions else versions[0]
+        self._canary = Canary.read(version_file(self._folder, self._asked, "canary.json"))
+        if self._stubs and await self._lacks_stubs(versions):
             return await self._confirm_death()
         return None
+
+    async def _lacks_stubs(self, versions: Iterable[str]) -> bool:
+        """Whether one of the versions has fewer processes than instances."""
+        config = await self._api.get(self.name, "/config") or {}
+        groups = config.get("instance_group", [])
+        expected = sum(int(g.get("count", 1)) * max(1, len(g.get("gpus", []))) for g in groups)
+        return any(len(self._find_stubs(version)) < expected for version in versions)
 
     async def _until_trouble(self) -> str | None:
         """Watch until the model is dead (returns the reason), or was unloaded or replaced by somebody (None)."""
@@ -166,17 +193,16 @@ class ModelWatch:
         progress = Progress(self._stack.silence_timeout_s)
         while True:
             await asyncio.sleep(self._stack.canary_interval_s)
-            if await self._state() != "READY":
-                return None
+            if await self._api.ready_versions(self.name) != self._versions:
+                return None  # another set of versions was loaded: all is learned anew
             if reason := await self._ask(progress):
                 return reason
 
     async def _confirm_death(self) -> str | None:
         """Tell a death from an unload and from a reload by somebody else, which also end processes."""
         await asyncio.sleep(SETTLE_S)
-        if await self._state() != "READY":
-            return None
-        return "its process died" if len(self._find_stubs()) < self._expected else None
+        versions = await self._api.ready_versions(self.name)
+        return "its process died" if versions and await self._lacks_stubs(versions) else None
 
     async def _ask(self, progress: Progress) -> str | None:
         """Run the canary row if the model did nothing since the last look; returns why it counts as dead."""
@@ -186,7 +212,8 @@ class ModelWatch:
             metadata = await self._api.get(self.name)
             if metadata is None:
                 return None
-            status, answer = await self._api.infer(self.name, self._canary.request(metadata), self._timeout_s)
+            row = self._canary.request(metadata)
+            status, answer = await self._api.infer(self.name, self._asked, row, self._timeout_s)
         except httpx.TimeoutException:
             # Saturated is not dead, as long as it gets anything done.
             silent = not progress.moved(await self._executions()) and progress.silent
@@ -228,16 +255,13 @@ class ModelWatch:
         for stub in stubs:
             stub.signal(signal.SIGKILL)
 
-    async def _state(self) -> str:
-        return (await self._api.index()).get(self.name, ("UNAVAILABLE", ""))[0]
-
     async def _executions(self) -> int:
         stats = await self._api.get(self.name, "/stats") or {}
         return sum(int(s["execution_count"]) for s in stats.get("model_stats", []))
 
-    def _find_stubs(self) -> list[Identity]:
-        """Return this model's living stub processes; a stub's first argument is the model's file."""
-        marker = f"{self._folder}/"
+    def _find_stubs(self, version: str = "") -> list[Identity]:
+        """Return this model's (or a version's) living stub processes; a stub's first argument is the model's file."""
+        marker = f"{self._folder}/{version}/" if version else f"{self._folder}/"
         found = (identify(pid) for pid in children(self._triton_pid) if marker in "".join(command_line(pid)[1:2]))
         return [stub for stub in found if stub and stub not in self._retired]
 

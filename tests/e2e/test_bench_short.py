@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = ("perf", "predict", "open", "topic", "mix", "gap")
+SECTIONS = ("perf", "predict", "open", "topic", "job", "mix", "gap")
 
 
 @pytest.mark.timeout(420)
@@ -24,7 +24,7 @@ def test_the_short_report_runs_with_right_answers_and_leaves_json_table_and_pict
     sections = {section["name"]: section for section in content["sections"]}
     assert tuple(sections) == SECTIONS
     assert not [error for section in sections.values() for error in section["errors"]]
-    for name in ("predict", "open", "topic", "mix", "gap"):
+    for name in ("predict", "open", "topic", "job", "mix", "gap"):
         assert all(figure["median"] is not None for figure in sections[name]["figures"]), name
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # Where perf_analyzer cannot be had the report says so in a line; with it there are figures.
@@ -33,4 +33,5 @@ def test_the_short_report_runs_with_right_answers_and_leaves_json_table_and_pict
     table = (tmp_path / "report.md").read_text()
     assert "| 32 callers: gateway ÷ Triton direct, requests/s |" in table
     assert "| topic ÷ best plain loop, rows/s |" in table
+    assert "| job ÷ topic, rows/s |" in table
     assert "| calls' p50 beside the topic ÷ alone |" in table

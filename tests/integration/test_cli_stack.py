@@ -65,9 +65,16 @@ def test_status_names_every_part_for_people_and_for_programs(env: dict[str, str]
     done = twodoor(env, "status", "--json")
     assert done.returncode == 0
     services = json.loads(done.stdout)["services"]
-    assert {service["name"] for service in services} == {"kafka", "triton", "gateway", "consumer", "consumer-2"}
+    assert {service["name"] for service in services} == {
+        "postgres",
+        "kafka",
+        "triton",
+        "gateway",
+        "consumer",
+        "consumer-2",
+    }
     assert all(service["state"] == "ready" and service["pid"] and service["address"] for service in services)
-    assert len(twodoor(env, "status").stdout.splitlines()) == 5
+    assert len(twodoor(env, "status").stdout.splitlines()) == 6
 
 
 def test_logs_shows_a_parts_log_and_refuses_a_name_that_is_none(env: dict[str, str]) -> None:
@@ -114,7 +121,7 @@ def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path: Path, reposit
     env = {"TMPDIR": str(tmp_path), "TWODOOR_MODELS_REPOSITORY": str(repository)}
     done = twodoor(env, "demo", "--rows", "300")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("demo: ok 500 records answered exactly once")
+    assert done.stdout.splitlines()[-1].startswith("demo: ok 350 records and a job of 350 rows answered exactly once")
     assert list(tmp_path.iterdir()) == []
     assert processes_of(tmp_path) == []
 

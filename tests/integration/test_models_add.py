@@ -270,3 +270,32 @@ def test_an_answer_that_depends_on_padding_is_warned_of(repository: Path, tokeni
     model_builder.add(repository, "mood", file, tokenizer, "classify", progress=lines.append)
     assert any("warning: answers change by up to" in line for line in lines)
     assert "largest change with padding" in (repository / "mood" / "MODEL_CARD.md").read_text()
+
+
+def test_a_version_has_the_models_labels_and_tokenizer_unless_it_brings_others(
+    repository: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    add(repository, classifier_model(3), tokenizer, labels=LABELS)
+    add(repository, classifier_model(3, seed=2), tokenizer, version="2")
+    other = write_tokenizer(tmp_path / "other", extra_words=0, max_length=20)
+    (other / "vocab.txt").write_text("more\n")
+    add(repository, classifier_model(3, seed=3), other, version="3", labels=["low", "mid", "high"])
+    folder = repository / "mood"
+    assert sorted(path.name for path in (folder / "2").iterdir()) == ["canary.json", "model.onnx"]
+    assert (folder / "3" / "labels.txt").read_text() == "low\nmid\nhigh\n"
+    assert (folder / "3" / "tokenizer" / "vocab.txt").is_file()
+    (result,) = model_builder.verify(repository)
+    assert result.ok, result.problems
+
+
+@pytest.mark.parametrize(
+    ("version", "classes", "reason"),
+    [("1", 3, "is there already"), ("two", 3, "a whole number"), ("2", 4, r"gives logits \[4\]")],
+)
+def test_a_version_that_is_none_of_the_model_is_refused(
+    repository: Path, tokenizer: Path, version: str, classes: int, reason: str
+) -> None:
+    add(repository, classifier_model(3), tokenizer, labels=LABELS)
+    with pytest.raises(ConfigError, match=reason):
+        add(repository, classifier_model(classes), tokenizer, version=version)
+    assert [path.name for path in (repository / "mood").iterdir() if path.name.isdigit()] == ["1"]

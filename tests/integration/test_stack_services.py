@@ -30,7 +30,7 @@ ROW = {
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Kafka, Triton with sentiment_model and its twin, the gateway and two consumers."""
+    """Postgres, Kafka, Triton with sentiment_model and its twin, the gateway and two consumers."""
     folder = tmp_path_factory.mktemp("stack")
     repository = write_repository(folder / "repository", models=("sentiment_model",), stubs=())
     environment = {"TWODOOR_KAFKA_PARTITIONS": "3", "TWODOOR_STACK_CANARY_INTERVAL_S": "1"}
@@ -79,7 +79,7 @@ def command(stack: Stack, *arguments: str, **settings: str) -> "subprocess.Compl
 
 def test_every_service_is_ready_and_answers(stack: Stack) -> None:
     assert {name: service.state for name, service in stack.status().items()} == dict.fromkeys(
-        ("kafka", "triton", "gateway", "consumer", "consumer-2"), "ready"
+        ("postgres", "kafka", "triton", "gateway", "consumer", "consumer-2"), "ready"
     )
     for name in ("gateway", "consumer", "consumer-2"):
         assert httpx.get(f"http://{stack.status()[name].address}/healthz").status_code == 200
@@ -91,7 +91,7 @@ def test_every_service_is_ready_and_answers(stack: Stack) -> None:
 def test_all_processes_share_one_session_and_give_way_to_the_interactive_door(stack: Stack) -> None:
     interactive, bulk = stubs(stack, "sentiment_model"), stubs(stack, "sentiment_model_bulk")
     assert (len(interactive), len(bulk)) == (2, 2)
-    wanted = {"gateway": {0}, "triton": {0}, "kafka": {5}, "consumer": {10}, "consumer-2": {10}}
+    wanted = {"gateway": {0}, "triton": {0}, "postgres": {5}, "kafka": {5}, "consumer": {10}, "consumer-2": {10}}
     assert {name: nice_values(stack.pid(name)) for name in wanted} == wanted
     assert [nice_values(pid) for pid in interactive] == [{0}, {0}]
     # The threads that work give way; the one by which the process tells Triton that it lives must not.
@@ -182,7 +182,7 @@ def test_a_service_can_be_stopped_for_a_while_and_restarted(stack: Stack) -> Non
 def test_down_from_another_process_ends_everything_within_20_seconds(stack: Stack) -> None:
     """The last test here: it takes the shared stack down."""
     pids = [s.process.pid for s in stack.status().values() if s.process] + children(stack.pid("triton"))
-    assert len(pids) == 5 + 4
+    assert len(pids) == 6 + 4
     started = time.monotonic()
     done = command(stack, "down")
     assert (done.returncode, done.stdout) == (0, "the stack is down\n")

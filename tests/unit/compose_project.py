@@ -12,7 +12,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 COMPOSE, DOCKERFILE = ROOT / "compose.yaml", ROOT / "Dockerfile"
 TIERS = ("gpu", "cpu")
-PROFILES = (*TIERS, "jobs")
 OWN = ("gateway", "consumer", "models-gpu", "models-cpu", "triton-cpu")
 
 Service = dict[str, Any]
@@ -25,7 +24,7 @@ def tool(name: str) -> str:
     return path
 
 
-def composed(*files: Path, profiles: tuple[str, ...] = PROFILES) -> dict[str, Any]:
+def composed(*files: Path, profiles: tuple[str, ...] = TIERS) -> dict[str, Any]:
     """Return the configuration as Compose understands it, all profiles on, nothing from this machine's environment."""
     command = [tool("docker-compose"), "--env-file", os.devnull]
     command += [part for file in files or (COMPOSE,) for part in ("--file", str(file))]

@@ -70,18 +70,19 @@ def sections() -> list[Section]:
     topic = Section(
         "topic", "Topic", data={"topic": [1.0], "loops": {"1 x 2": [2.0]}, "trials": {"1 x 2": 2.0, "2 x 1": 1.0}}
     )
+    job = Section("job", "Job", data={"job": [1.0], "topic": [1.0]})
     mix = Section(
         "mix", "Mix", data={"alone_ms": [1.0, 2.0], "beside_ms": [2.0], "topic_alone": [1.0], "topic_shared": [1.0]}
     )
     gap = Section("gap", "Gap", [Figure("quiet: largest", "ms", (4.0,))], data={"quiet": {"at_s": [0.0], "ms": [1.0]}})
     perf = Section("perf", "Perf", notes=["not measured: no binary"])
-    return [perf, predict, open_loop, topic, mix, gap]
+    return [perf, predict, open_loop, topic, job, mix, gap]
 
 
 def test_json_table_and_pictures_are_written_and_tell_what_was_wrong(tmp_path: Path) -> None:
     parts = sections()
     names = draw(parts, tmp_path)
-    assert names == ["predict.png", "open.png", "topic.png", "mix.png", "gap.png"]
+    assert names == ["predict.png", "open.png", "topic.png", "job.png", "mix.png", "gap.png"]
     report.write(tmp_path, HEADER, parts, names)
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["sections"][1]["figures"][0]["runs"] == [0.7, 0.8]

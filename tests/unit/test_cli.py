@@ -15,7 +15,10 @@ from twodoor.cli import app
 
 run = CliRunner()
 
-COMMANDS = ("up", "down", "status", "logs", "demo", "predict", "models", "produce", "consume", "dlq", "bench")
+COMMANDS = (
+    "up", "down", "status", "logs", "demo", "migrate", "predict", "submit", "jobs", "bulk", "models", "produce",
+    "consume", "dlq", "bench",
+)  # fmt: skip
 
 
 def test_help_names_every_command() -> None:
@@ -27,7 +30,7 @@ def test_help_names_every_command() -> None:
 
 def test_help_is_fast_because_nothing_heavy_is_loaded() -> None:
     code = "import sys; sys.argv = ['twodoor', '--help']\ntry:\n import twodoor.cli; twodoor.cli.main()\nexcept SystemExit: pass\n"
-    code += "bad = {'httpx', 'aiokafka', 'numpy', 'transformers', 'pydantic', 'serving', 'local_stack'} & set(sys.modules)\n"
+    code += "bad = {'httpx', 'aiokafka', 'psycopg', 'numpy', 'transformers', 'pydantic', 'serving', 'jobs', 'local_stack'} & set(sys.modules)\n"
     code += "assert not bad, bad"
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30, cwd=ROOT)

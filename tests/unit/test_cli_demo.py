@@ -1,11 +1,14 @@
 """The demo's own parts: its sentences, the text it finds, and the count that decides whether it says ok."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 from twodoor.demo import docs_text, sentences
-from twodoor.demo.tally import Calls, Records, Verdict, accuracy
+from twodoor.demo.job import write_lines
+from twodoor.demo.tally import Calls, Records, Verdict, accuracy, miscounted
 
 GOOD = {"label": "positive", "score": 0.9}
 
@@ -124,3 +127,32 @@ def test_percentiles_are_of_what_was_measured() -> None:
 
 def test_a_missing_answer_counts_against_the_accuracy() -> None:
     assert accuracy([("positive", Verdict("positive", 0.9)), ("negative", None)]) == 0.5
+
+
+def counts(total: int, failed: int = 0) -> dict[str, int]:
+    return {"total": total, "succeeded": total - failed, "failed": failed, "pending": 0}
+
+
+def test_a_job_is_counted_rightly_when_its_counts_are_those_of_its_lines() -> None:
+    assert miscounted(counts(3, failed=1), [(0, False), (1, True), (2, False)], 3) == []
+
+
+@pytest.mark.parametrize("indexes", [[0, 1], [0, 1, 1], [0, 2, 1], [0, 1, 2, 3], [1, 2, 3], []])
+def test_lines_that_are_not_one_for_each_row_in_order_are_named(indexes: list[int]) -> None:
+    found = miscounted(counts(len(indexes)), [(index, False) for index in indexes], 3)
+    assert any("not one for each of its 3 rows, in order" in problem for problem in found)
+
+
+def test_counts_that_are_not_those_of_the_lines_are_named() -> None:
+    (found,) = miscounted(counts(2), [(0, False), (1, True)], 2)
+    assert "'succeeded': 2" in found
+    assert "'succeeded': 1" in found
+
+
+def test_the_jobs_rows_are_called_so(tmp_path: Path) -> None:
+    rows = Records({"a": "text a", "b": "text\u2028b"}, "rows of the job")
+    rows.add({"id": "a", "output": GOOD})
+    assert rows.problems(SAID) == ["1 rows of the job without a result (b, …)"]
+    write_lines(tmp_path / "rows.jsonl", rows.texts)
+    lines = (tmp_path / "rows.jsonl").read_bytes().splitlines()
+    assert [json.loads(line) for line in lines] == [{"id": "a", "text": "text a"}, {"id": "b", "text": "text\u2028b"}]

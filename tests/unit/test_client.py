@@ -148,7 +148,13 @@ async def test_any_text_travels_as_it_is(ask: Ask, server: Server) -> None:
     ("reply", "kind"),
     [
         (problem(404, "unknown_model"), twodoor.UnknownModel),
-        (problem(422, "invalid_row"), twodoor.Refused),
+        (problem(401, "unauthorized"), twodoor.Unauthorized),
+        (problem(403, "forbidden"), twodoor.Forbidden),
+        (problem(404, "not_found"), twodoor.NotFound),
+        (problem(409, "job_not_ended"), twodoor.Conflict),
+        (problem(413, "body_too_large"), twodoor.Refused),
+        (problem(422, "invalid_row"), twodoor.Invalid),
+        (problem(429, "quota_exceeded"), twodoor.QuotaExceeded),
         (problem(429, "rate_limited"), twodoor.RateLimited),
         (problem(503, "overloaded", {"Retry-After": "7"}), twodoor.Unavailable),
         (problem(504, "deadline_exceeded"), twodoor.DeadlineExceeded),
@@ -283,7 +289,7 @@ def test_importing_the_client_loads_no_server_package() -> None:
     code = (
         "import sys, twodoor; twodoor.Client; twodoor.AsyncClient; import twodoor.cli; "
         "bad = {m.split('.')[0] for m in sys.modules} & "
-        "{'serving', 'aiokafka', 'numpy', 'pydantic', 'grpc', 'google', 'orjson', 'local_stack', 'model_builder', 'gateway'};"
+        "{'serving', 'aiokafka', 'numpy', 'pydantic', 'grpc', 'google', 'orjson', 'local_stack', 'model_builder', 'gateway', 'jobs', 'psycopg'};"
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -47,14 +47,35 @@ def test_the_linter_finds_something_in_a_bad_dockerfile(tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize("name", ["gateway", "consumer", "models-gpu", "models-cpu"])
+@pytest.mark.parametrize("name", ["gateway", "consumer", "migrate", "models-gpu", "models-cpu"])
 def test_commands_name_a_module_that_can_be_run(name: str, services: dict[str, Service]) -> None:
     command = command_of(services, name)
-    assert command[:2] == ["python", "-m"]
-    assert find_spec(f"{command[2]}.__main__") is not None
+    assert command[:2] in (["python", "-m"], ["python", "/opt/twodoor/with_secrets.py"])
+    module = command[-1] if command[1] != "-m" else command[2]
+    assert find_spec(f"{module}.__main__") is not None
     copied = " ".join(stages()[services[name]["build"]["target"]]["COPY"])
-    assert f"/app/{command[2]}" in copied
+    assert f"/app/{module.split('.')[0]}" in copied
     assert "/app/serving" in copied
+
+
+def test_doors_carry_what_is_kept_of_jobs_and_the_one_shots_scripts() -> None:
+    for door in ("gateway", "consumer"):
+        copied = " ".join(stages()[door]["COPY"])
+        assert all(name in copied for name in ("/app/jobs", "deploy/with_secrets.py", "/app/create_bucket.py"))
+
+
+def test_a_secret_becomes_a_variable_and_one_that_is_set_wins(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text("import os, sys; print(os.environ['A_KEY'], os.environ['B_KEY'], sys.argv[1:])")
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for name in ("A_KEY", "B_KEY", "identities.json"):
+        (secrets / name).write_text("from the file\n")
+    code = f"import with_secrets, pathlib; with_secrets.main(['show', 'x'], pathlib.Path({str(secrets)!r}))"
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT / 'deploy'}", "B_KEY": "set"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.stdout == "from the file set ['x']\n", done.stderr
 
 
 @pytest.mark.parametrize("name", ["models-gpu", "models-cpu"])
@@ -123,7 +144,7 @@ def test_no_secret_stands_in_the_environment(project: dict[str, Any]) -> None:
                 assert key.endswith("_FILE"), f"{name}: {key}"
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
-    assert not [rule for rule in ignored if rule.startswith("!") and "secret" in rule]
+    assert not [rule for rule in ignored if rule.startswith("!") and "deploy/secrets".startswith(rule[1:])]
 
 
 def test_every_file_the_dockerfile_copies_exists_and_reaches_the_builder() -> None:

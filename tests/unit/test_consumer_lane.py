@@ -1,6 +1,7 @@
 """The lane's attribution of faults, with a pipeline that fails as told: what Triton cannot be made to do on demand."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from batch_consumer import model_lane
+from batch_consumer import suspects
 from batch_consumer.lane import Lane
 from batch_consumer.metrics import Metrics
 from batch_consumer.rows import Outcome, Row
+from batch_consumer.turns import job_feeder
 from serving.errors import (
     DependencyDown,
     ModelDied,
@@ -23,6 +25,7 @@ from serving.errors import (
     Overloaded,
     RowError,
     UnknownModel,
+    VersionGone,
 )
 from serving.postprocess import Classification
 from serving.preprocess import Encoded
@@ -49,17 +52,26 @@ class World:
     names: frozenset[str] = frozenset({"m"})
     texts: dict[int, str] = field(default_factory=dict)
     sha: str = "1"
+    ready_versions: tuple[str, ...] = ("1",)
+    asked: list[str] = field(default_factory=list)
+    """The version of each request, in order."""
 
     # registry
-    def get(self, name: str) -> Any:
+    def get(self, name: str, version: str | None = None) -> Any:
         if not self.known:
             raise UnknownModel("no such model")
         if not self.ready:
             raise ModelNotReady("not ready")
-        spec = SimpleNamespace(max_batch_rows=32, on_gpu=False, tokenizer_sha256=self.sha)
+        wanted = self.ready_versions[0] if version is None else version
+        if wanted not in self.ready_versions:
+            raise VersionGone("gone")
+        spec = SimpleNamespace(max_batch_rows=32, on_gpu=False, tokenizer_sha256=self.sha, version=wanted)
         return SimpleNamespace(spec=spec, tokenizer=self, canary=object())
 
-    def bulk_ready(self, name: str) -> bool:
+    def versions(self, name: str) -> tuple[str, ...]:
+        return self.ready_versions if self.known and self.ready else ()
+
+    def bulk_ready(self, name: str, version: str | None = None) -> bool:
         return self.ready
 
     # tokenizer
@@ -74,6 +86,7 @@ class World:
     async def infer(self, model: Any, rows: Sequence[Encoded], *_: Any, **__: Any) -> list[Outcome]:
         texts = [bytes(row.ids.astype(np.uint8)).decode() for row in rows]
         self.requests.append(texts)
+        self.asked.append(model.spec.version)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await asyncio.sleep(0.001)
@@ -108,7 +121,7 @@ def world() -> World:
 
 @pytest_asyncio.fixture
 async def lane(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lane]:
-    monkeypatch.setattr(model_lane, "DEATH_JITTER_S", 0.001)
+    monkeypatch.setattr(suspects, "DEATH_JITTER_S", 0.001)
     settings = ConsumerSettings(retry_backoff_max_s=0.01)  # type: ignore[call-arg]
     fake: Any = world
     made = Lane(fake, fake, settings, Metrics())
@@ -310,3 +323,123 @@ async def test_a_row_under_which_a_model_died_that_is_then_deleted_gets_its_erro
     world.known = False
     await until(lambda: len(world.outcomes) == 1)
     assert world.codes() == {0: "unknown_model"}
+
+
+async def test_pinned_rows_go_to_their_version_and_the_others_to_the_routed_one(world: World, lane: Lane) -> None:
+    world.ready_versions = ("2", "1")
+    lane.submit([*rows(world, TEXTS[:2], version="1")])
+    lane.submit([Row(world, 2, "m", "row 02")])
+    await until(lambda: len(world.outcomes) == 3)
+    assert sorted(zip(world.asked, map(len, world.requests), strict=True)) == [("1", 2), ("2", 1)]
+
+
+async def test_topic_rows_and_a_job_s_rows_of_one_version_share_its_requests(world: World, lane: Lane) -> None:
+    job = job_feeder("t", 1.0, "j")
+    lane.submit([*rows(world, TEXTS[:2]), Row(world, 2, "m", "row 02", feeder=job, version="1")])
+    await until(lambda: len(world.outcomes) == 3)
+    assert list(map(len, world.requests)) == [3]
+
+
+async def test_when_a_version_goes_free_rows_take_the_routed_one_and_pinned_rows_wait_until_it_is_back(
+    world: World, lane: Lane
+) -> None:
+    def switch(world: World, texts: list[str]) -> Exception | None:
+        if world.ready_versions == ("1",):
+            world.ready_versions = ("2",)
+        return ModelNotReady("unloaded") if world.asked[-1] not in world.ready_versions else None
+
+    world.fault = switch
+    made = rows(world, TEXTS[:4])
+    for row in made[:2]:
+        row.version = "1"
+    lane.submit(made)
+    await until(lambda: len(world.outcomes) == 2)
+    assert set(world.outcomes) == {2, 3}
+    await asyncio.sleep(0.05)
+    assert lane.waits_for_model()
+    world.ready_versions = ("2", "1")
+    await until(lambda: len(world.outcomes) == 4)
+    assert world.codes() == {}
+
+
+async def test_the_lane_of_a_version_that_is_gone_goes_away_once_it_is_idle(world: World, lane: Lane) -> None:
+    lane.submit(rows(world, TEXTS[:2]))
+    await until(lambda: len(world.outcomes) == 2)
+    world.ready_versions = ("2",)
+    lane.submit([Row(world, 2, "m", "row 02")])
+    await until(lambda: len(world.outcomes) == 3 and [*lane._models] == [("m", "2")])
+
+
+async def test_rows_with_a_pinned_version_of_an_unknown_model_are_not_condemned(world: World, lane: Lane) -> None:
+    world.known = False
+    lane.submit([*rows(world, TEXTS[:1], version="1"), Row(world, 1, "m", "row 01")])
+    await until(lambda: len(world.outcomes) == 1)
+    assert world.codes() == {1: "unknown_model"}
+    world.known = True
+    await until(lambda: len(world.outcomes) == 2)
+    assert world.codes() == {1: "unknown_model"}
+
+
+async def test_while_paused_no_request_begins_what_runs_ends_and_resume_goes_on(world: World, lane: Lane) -> None:
+    lane.submit(rows(world, [f"row {index:03}" for index in range(320)]))
+    await until(lambda: len(world.outcomes) > 32)
+    lane.paused = True
+    await until(lambda: lane.count_in_flight() == 0)
+    asked, answered = len(world.requests), len(world.outcomes)
+    assert 0 < answered < 320
+    await asyncio.sleep(0.1)
+    assert len(world.requests) == asked
+    assert not lane.has_work()
+    assert lane.waits_for_model()
+    lane.paused = False
+    await until(lambda: len(world.outcomes) == 320)
+    assert not lane.waits_for_model()
+
+
+async def test_a_pause_also_holds_rows_that_run_alone_and_models_that_come_later(world: World, lane: Lane) -> None:
+    lane.paused = True
+    (row,) = rows(world, ["row 13"])
+    row.is_suspect = True
+    lane.submit([row])
+    await asyncio.sleep(0.05)
+    assert world.requests == []
+    lane.paused = False
+    await until(lambda: len(world.outcomes) == 1)
+
+
+async def test_a_pause_while_a_dead_model_is_waited_for_reports_no_row_in_flight(world: World, lane: Lane) -> None:
+    def die(world: World, texts: list[str]) -> Exception | None:
+        if world.ready and len(world.requests) == 1:
+            world.ready = False
+            return ModelDied("died")
+        return None
+
+    world.fault = die
+    lane.submit(rows(world, TEXTS[:1]))
+    await until(lambda: bool(world.requests) and lane.waits_for_model())
+    lane.paused = True
+    await until(lambda: lane.count_in_flight() == 0)
+    world.ready = True
+    await asyncio.sleep(0.05)
+    assert world.outcomes == {}
+    lane.paused = False
+    await until(lambda: len(world.outcomes) == 1)
+
+
+async def test_rows_that_are_being_tokenized_when_their_version_goes_are_not_lost(world: World, lane: Lane) -> None:
+    may_end = threading.Event()
+    encode = world.encode
+
+    def slowly(texts: Sequence[str], truncate: bool) -> list[Encoded | RowError]:
+        may_end.wait(10)
+        return encode(texts, truncate)
+
+    world.encode = slowly  # type: ignore[method-assign]
+    lane.submit(rows(world, TEXTS[:2], version="1"))
+    await until(lambda: bool(lane._models) and not any(model._raw for model in lane._models.values()))
+    world.ready_versions = ("2",)
+    lane.submit([])
+    await asyncio.sleep(0.05)
+    may_end.set()
+    world.ready_versions = ("2", "1")
+    await until(lambda: len(world.outcomes) == 2)

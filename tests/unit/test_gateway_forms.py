@@ -75,13 +75,18 @@ def every_error(cls: type[errors.TwodoorError]) -> list[type[errors.TwodoorError
 
 @pytest.mark.parametrize("cls", every_error(errors.TwodoorError))
 def test_every_error_of_the_tree_has_a_place_in_the_table(cls: type[errors.TwodoorError]) -> None:
-    problem = problem_of(cls("some sentence"))
+    problem = problem_of(cls("some sentence", "model") if cls is errors.InvalidJob else cls("some sentence"))
     if issubclass(cls, errors.NonFiniteOutput):
         assert problem.status == 502
     elif issubclass(cls, errors.UnknownModel):
         assert problem.status == 404
     elif issubclass(cls, errors.RowError):
         assert problem.status == 422
+    elif issubclass(cls, errors.JobError) and cls not in (errors.JobError, errors.InputLost):
+        assert problem.status == {errors.UnknownJob: 404, errors.JobNotEnded: 409}.get(cls, 422)
+    elif issubclass(cls, errors.QuotaError):
+        assert problem.status == 429
+        assert int(render(problem, "id").headers["retry-after"]) >= 1
     elif issubclass(cls, errors.DeadlineExceeded):
         assert problem.status == 504
     elif issubclass(cls, (errors.Overloaded, errors.DependencyDown)):

@@ -11,11 +11,12 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from local_stack import StackConfig, kafka, stack_environment, triton
+from local_stack import StackConfig, kafka, postgres, stack_environment, triton
 from local_stack.api import doubts, down, log_path, status, up
 from local_stack.ask import post_json
 from local_stack.install import checksums, difference, ensure_kafka
@@ -65,7 +66,7 @@ def remains_in(folder: StateFolder) -> StackRecord:
 def test_names_ports_and_addresses_follow_the_settings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWODOOR_STACK_KAFKA_PORT", "19092")
     config = StackConfig.load(consumers=3)
-    assert config.names == ["kafka", "triton", "gateway", "consumer", "consumer-2", "consumer-3"]
+    assert config.names == ["postgres", "kafka", "triton", "gateway", "consumer", "consumer-2", "consumer-3"]
     assert config.address("consumer-3") == "127.0.0.1:8085"
     assert PortUse(8085, "TWODOOR_CONSUMER_PORT (consumer-3)") in config.ports()
     environment = stack_environment(config)
@@ -76,10 +77,51 @@ def test_names_ports_and_addresses_follow_the_settings(home: Path, monkeypatch: 
 
 def test_a_subset_of_services_keeps_its_order_and_an_unknown_one_is_refused(home: Path) -> None:
     assert StackConfig.load(services=("triton", "kafka")).names == ["kafka", "triton"]
-    with pytest.raises(ConfigError, match="no such service: postgres"):
-        StackConfig.load(services=("postgres",))
+    with pytest.raises(ConfigError, match="no such service: redis"):
+        StackConfig.load(services=("redis",))
     with pytest.raises(ConfigError, match="0 to 16"):
         StackConfig.load(consumers=17)
+
+
+def test_doors_are_told_where_jobs_are_kept(home: Path) -> None:
+    environment = stack_environment(StackConfig.load())
+    url = urlsplit(environment["TWODOOR_JOBS_DATABASE_URL"])
+    assert (url.hostname, url.port, url.path) == ("127.0.0.1", 5433, "/twodoor")
+    assert url.password == (home / "postgres" / "password").read_text()
+    assert environment["TWODOOR_JOBS_OBJECTS_URL"] == f"file://{home}/objects"
+    # It makes its password once, and in a folder that is closed to others.
+    assert stack_environment(StackConfig.load()) == environment
+    assert home.stat().st_mode & 0o077 == 0
+
+
+def test_without_a_database_doors_keep_no_jobs(home: Path) -> None:
+    environment = stack_environment(StackConfig.load(services=("triton", "gateway")))
+    assert not [name for name in environment if name.startswith("TWODOOR_JOBS_")]
+    assert not home.exists()
+
+
+def test_with_a_database_of_the_users_own_none_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWODOOR_JOBS_DATABASE_URL", "postgresql://me:secret@db.example:5432/mine")
+    config = StackConfig.load()
+    assert config.names == ["kafka", "triton", "gateway", "consumer"]
+    environment = stack_environment(config)
+    assert "TWODOOR_JOBS_DATABASE_URL" not in environment  # the one that is set stays
+    assert environment["TWODOOR_JOBS_OBJECTS_URL"] == f"file://{home}/objects"
+    monkeypatch.setenv("TWODOOR_JOBS_OBJECTS_URL", "s3://bucket")
+    assert "TWODOOR_JOBS_OBJECTS_URL" not in stack_environment(config)
+
+
+def test_the_environment_of_a_stack_is_no_database_of_the_users_own(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWODOOR_JOBS_DATABASE_URL", stack_environment(StackConfig.load())["TWODOOR_JOBS_DATABASE_URL"])
+    assert StackConfig.load().names[0] == "postgres"
+
+
+def test_without_the_package_postgres_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "PACKAGE", "no_such_package_here")
+    with pytest.raises(ConfigError, match="make setup"):
+        postgres.program("postgres")
 
 
 def test_a_taken_port_is_named_with_its_setting_and_its_owner() -> None:
@@ -212,7 +254,7 @@ def test_a_child_ends_with_its_parent_and_has_its_priority() -> None:
 
 def test_status_without_a_stack_shows_every_configured_service_as_stopped(home: Path) -> None:
     services = status()["services"]
-    assert [s["name"] for s in services] == ["kafka", "triton", "gateway", "consumer"]
+    assert [s["name"] for s in services] == ["postgres", "kafka", "triton", "gateway", "consumer"]
     assert {(s["state"], s["pid"]) for s in services} == {("stopped", None)}
     assert set(services[0]) == {"name", "state", "pid", "address"}
 
@@ -272,6 +314,15 @@ def test_a_fetched_kafka_is_not_fetched_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="apt-get install maven"):
         ensure_kafka(tmp_path)
+
+
+def test_kafka_starts_from_the_archive_of_its_classes_where_there_is_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWODOOR_STACK_KAFKA_LIBS", str(tmp_path / "libs"))
+    assert not any("SharedArchiveFile" in part for part in kafka.command(StackConfig.load()))
+    (tmp_path / "kafka.jsa").touch()
+    assert f"-XX:SharedArchiveFile={tmp_path / 'kafka.jsa'}" in kafka.command(StackConfig.load())
 
 
 def test_without_java_in_the_path_kafka_runs_on_the_packaged_one(monkeypatch: pytest.MonkeyPatch) -> None:

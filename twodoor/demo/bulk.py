@@ -1,4 +1,4 @@
-"""The bulk door's side of the demo: the rows go into the topic, and a plain reader counts what comes out."""
+"""The topic's side of the demo: the rows go into the topic, and a plain reader counts what comes out."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ class Reader:
     """Counts results as anybody would: a read_committed consumer without a group, that knows nothing of duplicates."""
 
     def __init__(self, config: ClientConfig, records: Records) -> None:
+        self.records = records
         self._config = config
-        self._records = records
         self.last_result_at = 0.0
 
     async def until_complete(self) -> None:
@@ -53,7 +53,7 @@ class Reader:
     async def _read(self, results: Any) -> None:
         loop = asyncio.get_running_loop()
         self.last_result_at = loop.time()
-        while not self._records.complete:
+        while not self.records.complete:
             batch = await results.getmany(timeout_ms=200, max_records=500)
             for records in batch.values():
                 for record in records:
@@ -61,7 +61,7 @@ class Reader:
             if batch:
                 self.last_result_at = loop.time()
             elif loop.time() - self.last_result_at > NO_PROGRESS_S:
-                raise NoProgress(f"no result for {NO_PROGRESS_S:.0f} s, {self._records.answered:,} came before")
+                raise NoProgress(f"no result for {NO_PROGRESS_S:.0f} s, {self.records.answered:,} came before")
 
     async def _until_committed(self) -> None:
         """Wait until the consumer's group has committed every request: then no record can be worked on again."""
@@ -79,4 +79,4 @@ class Reader:
                 raise NoProgress(f"the consumer has not committed every record after {NO_PROGRESS_S:.0f} s") from None
 
     def _add(self, record: Any) -> None:
-        self._records.add(json.loads(record.value))
+        self.records.add(json.loads(record.value))

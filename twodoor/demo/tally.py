@@ -37,10 +37,11 @@ class Calls:
 
 
 class Records:
-    """What came back for each id that was produced."""
+    """What came back for each id that was handed over; ``kind`` is what such a thing is called."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], kind: str = "records") -> None:
         self.texts = texts
+        self.kind = kind
         self.verdicts: dict[str, Verdict] = {}
         self._counts: Counter[str] = Counter()
         self._errors: dict[str, str] = {}
@@ -76,16 +77,28 @@ class Records:
             if row_id in self.texts and not verdict.agrees(interactive.get(self.texts[row_id], Verdict("", -1.0)))
         ]
         counted: tuple[tuple[Sequence[str], str], ...] = (
-            (missing, "records without a result"),
-            (twice, "records answered more than once"),
-            (strange, "results of records that were not sent"),
-            (list(self._errors), "records with an error for an answer"),
-            (differ, "records answered otherwise than by /predict"),
+            (missing, f"{self.kind} without a result"),
+            (twice, f"{self.kind} answered more than once"),
+            (strange, f"results of {self.kind} that were not sent"),
+            (list(self._errors), f"{self.kind} with an error for an answer"),
+            (differ, f"{self.kind} answered otherwise than by /predict"),
         )
         return [f"{len(ids):,} {what} ({ids[0]}{self._reason(ids[0])}, …)" for ids, what in counted if ids]
 
     def _reason(self, row_id: str) -> str:
         return f": {self._errors[row_id]}" if row_id in self._errors else ""
+
+
+def miscounted(counts: Mapping[str, int], lines: Sequence[tuple[int, bool]], sent: int) -> list[str]:
+    """Return what is wrong with a job's own counts; ``lines`` are its results as (index, whether it failed)."""
+    found = []
+    if [index for index, _ in lines] != list(range(sent)):
+        found.append(f"the job's {len(lines):,} results are not one for each of its {sent:,} rows, in order")
+    failed = sum(bad for _, bad in lines)
+    true = {"total": sent, "succeeded": len(lines) - failed, "failed": failed, "pending": 0}
+    if dict(counts) != true:
+        found.append(f"the job counts {dict(counts)}, its results {true}")
+    return found
 
 
 def accuracy(verdicts: Iterable[tuple[str, Verdict | None]]) -> float:

@@ -1,0 +1,77 @@
+"""The database inside the server: asked whether it answers, made where it is missing, brought to the newest schema."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from local_stack import postgres
+from serving.settings import StackSettings
+
+ASK_TIMEOUT_S = 5
+MIGRATE_TIMEOUT_S = 60.0
+
+
+async def answers(stack: StackSettings) -> bool:
+    """Whether our database answers a query."""
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            async with await _connect(stack, postgres.ROLE, postgres.DATABASE) as connection:
+                await connection.execute("SELECT 1")
+    except (psycopg.Error, OSError, TimeoutError):
+        return False
+    return True
+
+
+async def ensure_database(stack: StackSettings) -> bool:
+    """Make our role and database where they are missing; False where the server does not answer yet."""
+    try:
+        async with asyncio.timeout(2 * ASK_TIMEOUT_S):
+            async with await _connect(stack, postgres.ADMIN, "postgres") as connection:
+                await _create(connection, postgres.password(stack))
+    except (psycopg.Error, OSError, TimeoutError):
+        return False
+    return True
+
+
+async def migrate(database_url: str) -> str | None:
+    """Bring the database to the newest schema; returns what went wrong, in one line.
+
+    A process of its own, because this package does not know what is kept of a job.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "jobs.migrations",
+        env={**os.environ, "TWODOOR_JOBS_DATABASE_URL": database_url, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), MIGRATE_TIMEOUT_S)
+    except TimeoutError:
+        return f"the migration did not end within {MIGRATE_TIMEOUT_S:.0f} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = output.decode(errors="replace").strip().splitlines()
+    return None if process.returncode == 0 else f"the migration failed: {lines[-1][:300] if lines else 'no word'}"
+
+
+async def _connect(stack: StackSettings, user: str, database: str) -> psycopg.AsyncConnection:
+    return await psycopg.AsyncConnection.connect(
+        postgres.url(stack, user, database), autocommit=True, connect_timeout=ASK_TIMEOUT_S
+    )
+
+
+async def _create(connection: psycopg.AsyncConnection, password: str) -> None:
+    role, database = sql.Identifier(postgres.ROLE), sql.Identifier(postgres.DATABASE)
+    found = await connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [postgres.ROLE])
+    if not found.rowcount:
+        # Hashed here: the statement, which an error would write to the server's log, must not hold the password.
+        hashed = connection.pgconn.encrypt_password(password.encode(), postgres.ROLE.encode(), b"scram-sha-256")
+        await connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(hashed.decode())))
+    found = await connection.execute("SELECT FROM pg_database WHERE datname = %s", [postgres.DATABASE])
+    if not found.rowcount:
+        await connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
