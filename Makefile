@@ -24,7 +24,7 @@ setup: $(STAMP) $(TRITON_STAMP) ## Both environments, Kafka, the default models
 	@$(BIN)/python -m local_stack install
 	@$(BIN)/python -m model_builder build
 
-demo: setup ## Real stack, both doors over real text at once; last line `demo: ok …`
+demo: setup ## Real stack; /predict, topic and job over real text at once; last line `demo: ok …`
 	@$(BIN)/twodoor demo
 
 up: setup ## The stack in the foreground until Ctrl-C

@@ -10,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 
+from batch_consumer.bootstrap import ends_by_itself
 from serving.errors import DependencyDown
 from serving.settings import ConsumerSettings, KafkaSettings
 
@@ -47,6 +48,7 @@ class Broker:
             client_id="twodoor-consumer-admin",
             request_timeout_ms=int(self._timeout_s * 1000),
         )
+        ends_by_itself(admin._client)
         try:
             await asyncio.wait_for(admin.start(), self._timeout_s)
         except BaseException:

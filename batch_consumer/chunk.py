@@ -37,6 +37,8 @@ class Chunk:
         self.remember = False
         """Set when the ledger has to be told of the suspects."""
         self.in_lane = False
+        self.is_resting = False
+        """Set while it waits because it was claimed so often: it holds nothing but its claim."""
         self._noticed = noticed
         self._half = claim.plan.row_count // 2
         self._outcomes: list[Outcome | None] = [None] * claim.plan.row_count
@@ -96,7 +98,7 @@ class Chunk:
     @property
     def is_full(self) -> bool:
         """Whether most of its rows still wait: then it counts towards the bound of its job."""
-        return not self.is_settled and self.missing > self._half
+        return not self.is_settled and not self.is_resting and self.missing > self._half
 
     def end(self, status: Status, message: str | None = None) -> None:
         """The job no longer runs: rows without an answer get their one line without the model."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,8 +13,9 @@ from batch_consumer.chunk import Chunk, ClaimLostError
 from batch_consumer.chunk_rows import ChunkRow, parse_rows, rows_too_large, rows_unread
 from batch_consumer.lane import Lane
 from batch_consumer.metrics import UNKNOWN, Metrics
-from batch_consumer.pace import Backoff
+from batch_consumer.pace import Backoff, rest_s
 from batch_consumer.parts import ResultPart, render_part
+from batch_consumer.transitions import log_transition, open_status
 from jobs.ledger import Ledger, part_key
 from jobs.objects import ObjectMissing, Objects
 from jobs.states import Status
@@ -48,6 +50,8 @@ class ChunkWork:
     def __init__(self, chunk: Chunk, parts: ChunkParts) -> None:
         self.chunk = chunk
         self.is_done = False
+        self.is_broken = False
+        """Whether an error nobody foresaw ended it."""
         self._parts = parts
         self._backoff = Backoff(parts.settings.retry_backoff_max_s)
 
@@ -55,12 +59,19 @@ class ChunkWork:
         """Work until the chunk is done or lost."""
         chunk, end = self.chunk, "given back"
         try:
+            await self._rest()
             await self._answer()
             await self._write()
             self.is_done, end = True, "done"
         except ClaimLostError:
             end = "lost"
             self._parts.metrics.leases_lost.inc()
+        except Exception:
+            # It waits for a better version, by longer and longer rests, and all others go on.
+            log.exception("a chunk fails", job=chunk.claim.chunk.job, chunk=chunk.claim.chunk.number)
+            self._parts.metrics.retries.labels("internal_error").inc()
+            self.is_broken, end = True, "broken"
+            await self._give_back()
         finally:
             log.debug(
                 "claim ended",
@@ -70,6 +81,28 @@ class ChunkWork:
                 seconds=round(time.monotonic() - chunk.claimed_s, 3),
                 end=end,
             )
+
+    async def _rest(self) -> None:
+        """Let a chunk that was claimed very often wait, unless its job ends: then its rows need no model."""
+        chunk = self.chunk
+        end_s = time.monotonic() + rest_s(chunk.claim.generation)
+        while (left_s := end_s - time.monotonic()) > 0 and not chunk.is_settled:
+            if not chunk.is_resting:
+                chunk.is_resting = True
+                log.warning(
+                    "a chunk rests", job=chunk.claim.chunk.job, chunk=chunk.claim.chunk.number,
+                    claims=chunk.claim.generation, seconds=round(left_s, 1),
+                )  # fmt: skip
+            chunk.changed.clear()
+            self._check()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(chunk.changed.wait(), left_s)
+        chunk.is_resting = False
+
+    async def _give_back(self) -> None:
+        self.chunk.stop()
+        with suppress(DependencyDown):  # then its lease runs out
+            await self._parts.ledger.release([self.chunk.claim])
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -106,8 +139,9 @@ class ChunkWork:
     async def _input_lost(self) -> None:
         chunk, job = self.chunk, self.chunk.claim.chunk.job
         if chunk.ending is None:
-            if await self._persist(lambda: self._parts.ledger.fail(job, InputLost.code, _LOST)):
-                log.warning("job", job=job, to_status=Status.FAILING.value, reason=InputLost.code)
+            failing = await self._persist(lambda: self._parts.ledger.fail(job, InputLost.code, _LOST))
+            if failing is not None:
+                log_transition(failing, open_status(failing))
             chunk.end(Status.FAILING, _LOST)
 
     async def _remember(self) -> None:

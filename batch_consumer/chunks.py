@@ -14,6 +14,7 @@ from batch_consumer.chunk import Chunk
 from batch_consumer.chunk_work import ChunkParts, ChunkWork
 from batch_consumer.leases import Leases
 from batch_consumer.pace import Backoff
+from batch_consumer.transitions import log_beginning
 from jobs.records import Claim
 from serving.crashpoint import crashpoint
 from serving.errors import DependencyDown
@@ -22,6 +23,9 @@ from serving.registry import Registry
 log = structlog.get_logger(__name__)
 
 CHUNKS_PER_JOB = 2
+# Chunks that rest hold nothing but their claims. Those of one job must not keep all others away.
+RESTING_PER_JOB = 8
+RESTING = 64
 LOOK_AGAIN_S = 0.01
 # A ledger that does not answer forgets us and our claims by itself: the end does not wait for it for long.
 GOODBYE_TIMEOUT_S = 2.0
@@ -42,10 +46,13 @@ class ChunkDoor:
         self._works: dict[asyncio.Task[None], ChunkWork] = {}
         self._room = asyncio.Event()
         self._backoff = Backoff(parts.settings.retry_backoff_max_s)
-        self._broken: BaseException | None = None
+        self._error: BaseException | None = None
+        self._broken = Backoff(parts.settings.retry_backoff_max_s)
+        self._not_before_s = 0.0
         self._dry: AbstractSet[str] = frozenset()
         """The full jobs beside which the ledger had nothing, so that it need not be asked again before a while."""
         self._dry_until_s = 0.0
+        self._look_for_ends_s = 0.0
         self.progress = 0
         """Chunks done so far; the watchdog looks whether it grows."""
 
@@ -78,8 +85,8 @@ class ChunkDoor:
 
     async def _claim_all(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            if self._broken is not None:
-                raise self._broken
+            if self._error is not None:
+                raise self._error
             self._room.clear()
             if (pause_s := await self._claim_next()) and not stop.is_set():
                 with suppress(TimeoutError):
@@ -90,8 +97,15 @@ class ChunkDoor:
         # Jitter, so that many consumers do not ask at the same moment.
         idle_s = self._settings.claim_interval_ms / 1000 * random.uniform(0.75, 1.25)  # noqa: S311
         models, full = self._models(), self._full_jobs()
-        if not self._leases.may_claim or self._held(models) >= self._settings.max_chunks:
+        if not self._leases.may_claim:
             return idle_s
+        if not self._has_room(models):
+            # Jobs that end need no model: they must not wait for one that gives no answer.
+            models = {}
+            if time.monotonic() < self._look_for_ends_s or not self._has_room(models):
+                return idle_s
+        if (left_s := self._not_before_s - time.monotonic()) > 0:
+            return left_s
         if full >= self._dry and (left_s := self._dry_until_s - time.monotonic()) > 0:
             return left_s
         try:
@@ -101,7 +115,10 @@ class ChunkDoor:
             return self._backoff.next_s()
         self._backoff.reset()
         if claim is None:
-            self._dry, self._dry_until_s = full, time.monotonic() + idle_s
+            if models:
+                self._dry, self._dry_until_s = full, time.monotonic() + idle_s
+            else:
+                self._look_for_ends_s = time.monotonic() + self._settings.lease_renewal_s
             return idle_s
         crashpoint("after_claim")
         self._begin(claim)
@@ -117,27 +134,32 @@ class ChunkDoor:
         }
         return {name: versions for name, versions in ready.items() if versions}
 
-    def _held(self, models: Mapping[str, Sequence[str]]) -> int:
-        """Count the claims that take up room. Those whose model is away do not: others need not wait for it."""
+    def _has_room(self, models: Mapping[str, Sequence[str]]) -> bool:
+        """Whether one more may be claimed. Chunks whose model is away, as all are in a pause, take up no room: others,
+        and those of jobs that end, need not wait for it."""
         chunks = [work.chunk for work in self._works.values()]
-        return sum(
-            chunk.is_settled
-            or self._parts.lane.paused
-            or chunk.claim.model_version in models.get(chunk.claim.model, ())
+        resting = sum(chunk.is_resting for chunk in chunks)
+        held = sum(
+            chunk.is_settled or chunk.claim.model_version in models.get(chunk.claim.model, ())
             for chunk in chunks
+            if not chunk.is_resting
         )
+        return held < self._settings.max_chunks and resting < RESTING
 
     def _full_jobs(self) -> AbstractSet[str]:
         """Return the jobs of which enough is held, so that a small job behind a giant one finds room.
 
         A chunk that is half answered no longer counts: the next one is there before the lane runs thin.
         """
-        full = Counter(work.chunk.claim.chunk.job for work in self._works.values() if work.chunk.is_full)
-        return {job for job, chunks in full.items() if chunks >= CHUNKS_PER_JOB}
+        chunks = [work.chunk for work in self._works.values()]
+        full = Counter(chunk.claim.chunk.job for chunk in chunks if chunk.is_full)
+        resting = Counter(chunk.claim.chunk.job for chunk in chunks if chunk.is_resting)
+        return {job for job, held in full.items() if held >= CHUNKS_PER_JOB} | {
+            job for job, held in resting.items() if held >= RESTING_PER_JOB
+        }
 
     def _begin(self, claim: Claim) -> None:
-        if claim.chunk.number == 0 and claim.generation == 1 and claim.status.runs:
-            log.info("job", job=claim.chunk.job, to_status=claim.status.value, tenant=claim.tenant, model=claim.model)
+        log_beginning(claim)
         chunk = Chunk(claim, self._room.set)
         self._leases.add(chunk)
         work = ChunkWork(chunk, self._parts)
@@ -151,11 +173,13 @@ class ChunkDoor:
             return
         self._leases.drop(work.chunk)
         self._room.set()
-        if task.exception() is not None:
-            # A bug ended it. Its rows must not wait for ever: the error ends the process, which is started again.
-            self._broken = task.exception()
+        self._error = self._error or task.exception()
+        if work.is_broken:
+            # The error may be one of all chunks.
+            self._not_before_s = time.monotonic() + self._broken.next_s()
         elif work.is_done:
             self.progress += 1
+            self._broken.reset()
             job = work.chunk.claim.chunk.job
             if all(other.chunk.claim.chunk.job != job for other in self._works.values()):
                 self._may_close()

@@ -1,15 +1,15 @@
 """What is told of jobs that came by topic: acceptance, end and refusal on the events topic, refused bodies as dead letters."""
 
 import asyncio
-import logging
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
+from batch_consumer.bootstrap import ends_by_itself
 from batch_consumer.broker import Broker, Trouble
+from batch_consumer.producers import end, read_outcome
 from batch_consumer.results import Arrived, Target, dead_letter
 from batch_consumer.transactions import MAX_BATCH_BYTES, Outgoing
 from jobs.records import Notification
@@ -17,8 +17,6 @@ from jobs.render import job_json
 from serving.codec import encode_json
 from serving.errors import DependencyDown, TwodoorError
 from serving.settings import ConsumerSettings, KafkaSettings
-
-log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
 _CONTENT_TYPE = ("content-type", b"application/json")
@@ -90,10 +88,11 @@ class Events:
             request_timeout_ms=int(self._timeout_s * 1000),
             metadata_max_age_ms=30_000,
         )
+        ends_by_itself(producer.client)
         try:
             await asyncio.wait_for(producer.start(), self._timeout_s)
         except BaseException:
-            await _close(producer, self._timeout_s)
+            await end(producer, self._timeout_s)
             raise
         return producer
 
@@ -110,7 +109,7 @@ class Events:
         if self._producer is producer:
             self._producer = None
         if producer is not None:
-            await _close(producer, timeout_s or self._timeout_s)
+            await end(producer, timeout_s or self._timeout_s)
 
 
 async def _deliver(producer: Any, records: Sequence[Outgoing]) -> None:
@@ -120,7 +119,7 @@ async def _deliver(producer: Any, records: Sequence[Outgoing]) -> None:
             record.topic, record.value, key=record.key, partition=record.partition, headers=list(record.headers)
         )
         # Read by this also where it is not waited for; cancelling one would leave its error unread inside the client.
-        delivery.add_done_callback(_read_outcome)
+        delivery.add_done_callback(read_outcome)
         deliveries.append(delivery)
     await asyncio.wait(deliveries)
     for delivery in deliveries:
@@ -155,21 +154,6 @@ def _refusal(arrived: Arrived, reason: TwodoorError, trace: Mapping[str, str], t
     headers = (_CONTENT_TYPE, *((name, value.encode()) for name, value in trace.items()))
     key = arrived.key if arrived.key is not None and len(arrived.key) <= target.max_message_bytes // 2 else None
     return Outgoing(target.topic, target.partition_of(source.partition), key, encode_json(content), headers)
-
-
-async def _close(producer: Any, timeout_s: float) -> None:
-    try:
-        with suppress(*Trouble):
-            await asyncio.wait_for(producer.stop(), timeout_s)
-    finally:
-        # stop() gives up before this where it was cut short.
-        with suppress(*Trouble):
-            await asyncio.wait_for(producer.client.close(), timeout_s)
-
-
-def _read_outcome(delivery: "asyncio.Future[Any]") -> None:
-    if not delivery.cancelled() and delivery.exception() is not None:
-        log.debug("not delivered: %s", type(delivery.exception()).__name__)
 
 
 def _down(exc: BaseException) -> DependencyDown:

@@ -12,11 +12,11 @@ from batch_consumer.duties import Duty, Rounds
 from batch_consumer.gone import GoneModels, Models, Wanted
 from batch_consumer.metrics import Metrics
 from batch_consumer.sweep import Orphans, empty
-from batch_consumer.transitions import log_transition
+from batch_consumer.transitions import log_transition, open_status
 from jobs.ledger import Ledger
 from jobs.objects import Objects
-from jobs.records import Job, Notification
-from jobs.states import CLOSES_AS, Status
+from jobs.records import Notification
+from jobs.states import CLOSES_AS
 from serving.crashpoint import crashpoint
 from serving.settings import ConsumerSettings, JobsSettings
 
@@ -135,7 +135,7 @@ class Housekeeper:
     async def _expire(self) -> bool:
         expiring = await self._ledger.expire_due(PAGE)
         for job in expiring:
-            log_transition(job, _was_open(job))
+            log_transition(job, open_status(job))
         return len(expiring) == PAGE
 
     async def _give_up_uploads(self) -> bool:
@@ -172,11 +172,8 @@ class Housekeeper:
     async def _fail_jobs(self, gone: Wanted) -> bool:
         jobs = await self._ledger.jobs_wanting(gone.model, gone.version, PAGE)
         for job in jobs:
-            if await self._ledger.fail(job, gone.code, gone.message):
-                log.warning(
-                    "job", job=job, to_status=Status.FAILING.value, reason=gone.code, model=gone.model[:64],
-                    model_version=gone.version,
-                )  # fmt: skip
+            if (failing := await self._ledger.fail(job, gone.code, gone.message)) is not None:
+                log_transition(failing, open_status(failing))
         return len(jobs) == PAGE
 
     # -- objects ------------------------------------------------------------------------------------------------------
@@ -219,7 +216,3 @@ class Housekeeper:
             crashpoint("after_notify")
             await self._ledger.drop_notifications([notification.id for notification in due])
         return len(due) == PAGE
-
-
-def _was_open(job: Job) -> Status:
-    return Status.QUEUED if job.started_at is None else Status.RUNNING

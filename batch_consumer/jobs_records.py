@@ -47,7 +47,8 @@ class JobsRecords:
     def __init__(
         self, settings: ConsumerSettings, jobs: JobsSettings, intake: JobsIntake, events: Events, metrics: Metrics
     ) -> None:
-        self._submitter = Submitter(settings.jobs_tenant, 1.0, None)
+        # Whose keys give the tenant a weight says so to the gateway, not here.
+        self._submitter = Submitter(settings.jobs_tenant, None, None)
         self._offload_bytes = settings.offload_bytes
         self._jobs = jobs
         self._intake = intake

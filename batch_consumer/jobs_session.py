@@ -8,6 +8,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, RecordTooLargeError
 
+from batch_consumer.bootstrap import ends_by_itself
 from batch_consumer.broker import Trouble
 from batch_consumer.jobs_partition import JobsPartition, JobsParts
 from batch_consumer.session import UndecodableRecord
@@ -31,6 +32,7 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._draining = asyncio.Lock()
         self._closing = False
         self._read_at_s = time.monotonic()
+        self._rebalancing_since_s: float | None = None
         topic = parts.kafka.jobs_topic
         self._nowhere = TopicPartition(topic, -1)
         self._drain_s = self._settings.drain_timeout_s * 0.8
@@ -42,7 +44,7 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
     def _make_consumer(self, fetch_bytes: int) -> Any:
         settings = self._settings
         drain_ms = int((settings.drain_timeout_s + 2 * settings.kafka_timeout_s) * 1000)
-        return AIOKafkaConsumer(
+        consumer = AIOKafkaConsumer(
             bootstrap_servers=self._parts.kafka.bootstrap_servers,
             client_id="twodoor-consumer-jobs",
             group_id=settings.group_id,
@@ -58,6 +60,8 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
             request_timeout_ms=int(max(settings.kafka_timeout_s * 1000, drain_ms + 5_000)),
             metadata_max_age_ms=10_000,
         )
+        ends_by_itself(consumer._client)
+        return consumer
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; raises one of ``Trouble`` where the consumer cannot go on."""
@@ -143,9 +147,15 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
         owned.begin_again()
 
     async def _watch(self) -> None:
-        """Measure the lag now and then; raises TimeoutError where the client gives nothing although there is something."""
+        """Measure the lag now and then; raises TimeoutError where the client gives nothing although there is something.
+
+        So does a client whose rebalance does not end: it has no partition, and so no lag that would show it.
+        """
         while True:
             await asyncio.sleep(self._settings.kafka_check_interval_s)
+            since_s = self._rebalancing_since_s
+            if since_s is not None and time.monotonic() - since_s > self._join_limit_s:
+                raise TimeoutError("the rebalance of the jobs topic does not end")
             try:
                 async with asyncio.timeout(self._settings.kafka_timeout_s):
                     unread = await self._measure()
@@ -178,10 +188,12 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Finish the records in hand and commit them, within the drain time; all partitions go at every rebalance."""
+        self._rebalancing_since_s = time.monotonic()
         await self._drain()
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Own the new partitions, each by a task of its own: no heartbeat is sent while this method runs."""
+        self._rebalancing_since_s = None
         if self._closing:
             return
         log.info("partitions of jobs assigned", partitions=sorted(partition.partition for partition in assigned))

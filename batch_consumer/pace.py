@@ -3,6 +3,9 @@
 import random
 
 SUCCESSES_PER_STEP = 20
+# So often a chunk may be claimed before it rests: kills, restarts and lost leases end most claims that end early.
+CLAIMS_WITHOUT_REST = 5
+MAX_REST_S = 30.0
 
 
 class Pace:
@@ -46,3 +49,16 @@ class Backoff:
     def reset(self) -> None:
         """Start small again."""
         self._next_s = self._first_s
+
+
+def rest_s(generation: int) -> float:
+    """Return how long a chunk rests before its ``generation``-th claim is worked on, in seconds.
+
+    Something in it may end the process that works on it. Then all others, records too, need time between two such ends.
+    """
+    over = generation - CLAIMS_WITHOUT_REST
+    if over <= 0:
+        return 0.0
+    most_s = min(MAX_REST_S, 2.0 ** min(over - 1, 16))
+    # Widely spread, so that those that were only beside it get done before it comes again.
+    return most_s * random.uniform(0.25, 1.0)  # noqa: S311 (jitter, no secret)

@@ -8,6 +8,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, RecordTooLargeError
 
+from batch_consumer.bootstrap import ends_by_itself
 from batch_consumer.broker import Trouble
 from batch_consumer.intake import take_in
 from batch_consumer.owned import OwnedPartition, Parts
@@ -47,7 +48,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
     def _make_consumer(self) -> Any:
         settings = self._settings
         drain_ms = int((settings.drain_timeout_s + 2 * settings.kafka_timeout_s) * 1000)
-        return AIOKafkaConsumer(
+        consumer = AIOKafkaConsumer(
             bootstrap_servers=self._parts.kafka.bootstrap_servers,
             client_id="twodoor-consumer",
             group_id=settings.group_id,
@@ -65,6 +66,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             request_timeout_ms=int(max(settings.kafka_timeout_s * 1000, drain_ms + 5_000)),
             metadata_max_age_ms=10_000,
         )
+        ends_by_itself(consumer._client)
+        return consumer
 
     @property
     def is_stuck(self) -> bool:

@@ -1,20 +1,17 @@
 """One transactional producer per owned source partition: results and the offsets they answer become visible together."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from batch_consumer.broker import Trouble
+from batch_consumer.bootstrap import ends_by_itself
+from batch_consumer.producers import end, read_errors, read_outcome
 from serving.crashpoint import crashpoint
 from serving.settings import ConsumerSettings, KafkaSettings
-
-log = logging.getLogger(__name__)
 
 # Bytes Kafka adds to one record alone in its batch: batch header, lengths, offset and timestamp.
 BATCH_OVERHEAD_BYTES = 128
@@ -61,6 +58,7 @@ class PartitionProducer:
             request_timeout_ms=int(settings.kafka_timeout_s * 1000),
             metadata_max_age_ms=30_000,
         )
+        ends_by_itself(self._producer.client)
 
     async def start(self) -> None:
         """Connect and fence the old owner; raises one of ``Trouble``, TimeoutError too."""
@@ -80,18 +78,20 @@ class PartitionProducer:
             async with asyncio.timeout(self._settings.kafka_timeout_s):
                 await self._commit(records, offset, metadata)
         finally:
-            _read_second_error(self._producer)
+            read_errors(self._producer)
 
     async def _commit(self, records: Sequence[Outgoing], offset: int, metadata: str) -> None:
         producer = self._producer
         await producer.begin_transaction()
+        # A fatal error replaces this future where it holds an error already, unread.
+        producer._txn_manager.wait_for_transaction_end().add_done_callback(read_outcome)
         crashpoint("after_begin")
         deliveries: list[Any] = []
         for (topic, partition), batch in self._batches(records):
             deliveries.append(await producer.send_batch(batch, topic, partition=partition))
             # Read by this also where it is not waited for: batches of an idempotent producer never expire. Cancelling
             # one would leave its error unread inside the client.
-            deliveries[-1].add_done_callback(_read_outcome)
+            deliveries[-1].add_done_callback(read_outcome)
         if deliveries:
             await asyncio.wait(deliveries)
         for delivery in deliveries:
@@ -128,40 +128,15 @@ class PartitionProducer:
 
         A cancelled close goes on to its end: cut short, the client's sender would live on.
         """
-        closing = asyncio.create_task(self._close(), name=f"close producer {self._source.partition}")
+        closing = asyncio.create_task(
+            end(self._producer, self._settings.kafka_timeout_s), name=f"close producer {self._source.partition}"
+        )
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
             await asyncio.wait([closing], timeout=2 * self._settings.kafka_timeout_s)
             raise
 
-    async def _close(self) -> None:
-        try:
-            with suppress(*Trouble):
-                await asyncio.wait_for(self._producer.stop(), self._settings.kafka_timeout_s)
-        finally:
-            # stop() gives up before this where it was cut short.
-            with suppress(*Trouble):
-                await asyncio.wait_for(self._producer.client.close(), self._settings.kafka_timeout_s)
-            _read_second_error(self._producer)
-
 
 def _append(batch: Any, record: Outgoing) -> bool:
     return batch.append(timestamp=None, key=record.key, value=record.value, headers=list(record.headers)) is not None
-
-
-def _read_outcome(delivery: "asyncio.Future[Any]") -> None:
-    if not delivery.cancelled() and delivery.exception() is not None:
-        log.debug("batch not delivered: %s", type(delivery.exception()).__name__)
-
-
-def _read_second_error(producer: Any) -> None:
-    """Read the error that aiokafka also puts into futures nobody awaits after a failed step.
-
-    They are the transaction's own, and that of each batch which was never handed to a broker.
-    """
-    accumulator = producer._message_accumulator
-    batches = [*accumulator._pending_batches, *(batch for queue in accumulator._batches.values() for batch in queue)]
-    for waiter in (producer._txn_manager.wait_for_transaction_end(), *(batch._drain_waiter for batch in batches)):
-        if waiter is not None and waiter.done() and not waiter.cancelled() and waiter.exception() is not None:
-            log.debug("transaction ended: %s", type(waiter.exception()).__name__)

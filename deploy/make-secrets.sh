@@ -13,7 +13,11 @@ once postgres_password random
 once objects_access_key access_key
 once objects_secret_key random
 # What is made of those: the doors' URL of the database, and the object store's list of who may come in.
-printf 'postgresql://twodoor:%s@postgres:5432/twodoor' "$(cat "$folder/postgres_password")" > "$folder/database_url"
+# A URL that names another server is the operator's own, and stays.
+url=$folder/database_url
+if [[ ! -s $url || $(< "$url") == *@postgres:5432/twodoor ]]; then
+  printf 'postgresql://twodoor:%s@postgres:5432/twodoor' "$(cat "$folder/postgres_password")" > "$url"
+fi
 printf '{"identities": [{"name": "twodoor", "credentials": [{"accessKey": "%s", "secretKey": "%s"}], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}\n' \
   "$(cat "$folder/objects_access_key")" "$(cat "$folder/objects_secret_key")" > "$folder/objects_identities"
 printf 'secrets: in %s\n' "$folder"

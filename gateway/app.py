@@ -23,6 +23,7 @@ from gateway.metrics import Metrics
 from gateway.openapi import document
 from gateway.predict import Predictor
 from gateway.ratelimit import RateLimits
+from gateway.results import Downloads
 from gateway.routes import Door
 from gateway.uploads import Uploads
 from gateway.waiting import Waiters
@@ -85,7 +86,7 @@ def build(
             if jobs is not None and with_jobs:
                 try:
                     opened = stores or await _open_stores(stack, jobs)
-                    job_door = await _job_door(stack, gateway, jobs, opened, registry, bodies, waiters, metrics)
+                    job_door = await _job_door(stack, gateway, jobs, opened, registry, waiters, metrics)
                 except ConfigError as exc:  # told in one line: an app that fails to start would show a traceback
                     on_fatal(exc)
             yield {"door": Door(gateway, registry, predictor, bodies, limits, metrics, job_door)}
@@ -131,7 +132,6 @@ async def _job_door(
     jobs: JobsSettings,
     stores: Stores,
     registry: Registry,
-    bodies: BodyReader,
     waiters: Waiters,
     metrics: Metrics,
 ) -> JobDoor:
@@ -142,8 +142,10 @@ async def _job_door(
         ledger=stores.ledger,
         objects=stores.objects,
         intake=JobIntake(stores.ledger, stores.objects, jobs),
-        bodies=bodies,
+        # A budget of its own: large bodies that wait for a slow store must not turn `/predict` away.
+        bodies=BodyReader(gateway, ByteBudget(gateway.max_buffered_bytes, metrics)),
         uploads=Uploads(gateway, metrics),
+        downloads=Downloads(metrics),
         waiters=waiters,
         health=await stack.enter_async_context(following(stores)),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.body import BodyReader
+from gateway.results import Downloads
 from gateway.uploads import Uploads
 from gateway.waiting import Waiters
 from jobs.intake import JobIntake
@@ -41,9 +42,12 @@ class Health:
         self.up = dict.fromkeys(self._pings, False)
 
     async def run(self) -> None:
-        """Ask both stores now and then until cancelled."""
+        """Ask both stores now and then until cancelled; one that hangs does not hold up the word of the other."""
+        await asyncio.gather(*map(self._follow, self._pings))
+
+    async def _follow(self, name: str) -> None:
         while True:
-            await asyncio.gather(*map(self._look, self._pings))
+            await self._look(name)
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def _look(self, name: str) -> None:
@@ -74,6 +78,7 @@ class JobDoor:
     intake: JobIntake
     bodies: BodyReader
     uploads: Uploads
+    downloads: Downloads
     waiters: Waiters
     health: Health
 

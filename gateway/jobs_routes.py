@@ -20,8 +20,10 @@ from gateway.results import NDJSON, results_response
 from gateway.routes import deadline_of, decode_body, door_of, while_connected
 from jobs.forms import JobRequest, parse_body, parse_query
 from jobs.intake import Submitter
+from jobs.objects import ObjectMissing
 from jobs.records import Accepted, BulkState, Job
 from jobs.render import job_json, time_text
+from jobs.states import Status
 from serving.codec import encode_json
 from serving.errors import DeadlineExceeded, DependencyDown, InvalidJob, JobNotEnded, Overloaded, UnknownModel
 
@@ -117,7 +119,15 @@ async def get_results(request: Request, door: JobDoor) -> Response:
         if not job.status.ended and not query.partial:
             raise JobNotEnded("the job has not ended; ?partial=true gives what is finished")
         parts = await door.ledger.parts(tenant, job_id)
-    return await results_response(request.scope, door.objects, job, parts, only_errors=query.only_errors)
+        try:
+            return await results_response(
+                request.scope, door.objects, door.downloads, job, parts, only_errors=query.only_errors
+            )
+        except ObjectMissing as exc:
+            await door.ledger.get(tenant, job_id)  # raises UnknownJob where it was deleted a moment ago
+            # The ledger still names this part: an operator has to look.
+            log.error("results missing", job=job_id, reason=str(exc))
+            raise DependencyDown("the results cannot be read") from exc
 
 
 async def cancel(request: Request, door: JobDoor) -> Response:
@@ -126,7 +136,11 @@ async def cancel(request: Request, door: JobDoor) -> Response:
     async with _in_time(request, door):
         job, began = await door.ledger.cancel(caller_of(request).tenant, _job_id(request))
     if began:
-        _tell("job_cancelling", request, job.id, job.status.value)
+        before = Status.QUEUED if job.started_at is None else Status.RUNNING
+        log.info(
+            "job", job=job.id, from_status=before.value, to_status=job.status.value,
+            request_id=request_id_of(request.scope), tenant=job.tenant, model=job.model,
+        )  # fmt: skip
     return _job(job, 202 if began else 200)
 
 
@@ -136,7 +150,7 @@ async def delete(request: Request, door: JobDoor) -> Response:
     caller, job_id = caller_of(request), _job_id(request)
     async with _in_time(request, door):
         await door.ledger.delete(caller.tenant, job_id)
-    _tell("job_deleted", request, job_id, "deleted")
+    log.info("job_deleted", job=job_id, request_id=request_id_of(request.scope), tenant=caller.tenant)
     return Response(status_code=204)
 
 
@@ -218,12 +232,6 @@ def _bulk(state: BulkState) -> Response:
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(encode_json(value), status, headers, JSON)
-
-
-def _tell(event: str, request: Request, job_id: str, status: str) -> None:
-    """Log what a caller has brought about, with the request that did it; intake tells of acceptance itself."""
-    tenant, request_id = caller_of(request).tenant, request_id_of(request.scope)
-    log.info(event, job=job_id, status=status, tenant=tenant, request_id=request_id)
 
 
 def _endpoint(handlers: dict[str, Handler]) -> Callable[[Request], Awaitable[Response]]:

@@ -37,7 +37,7 @@ class Metrics:
         )
         self.shed = Counter(
             "twodoor_shed_total",
-            "Calls refused or dropped: tokens, bytes, uploads, queue_full, rate_limited, quota_exceeded, caller_gone.",
+            "Calls refused or dropped: tokens, bytes, uploads, downloads, queue_full, rate_limited, quota_exceeded, caller_gone.",
             ("reason",),
             registry=self._registry,
         )

@@ -70,9 +70,11 @@ _BULK = {
 _ALWAYS = {
     "401": "No known key (where the door has keys)",
     "503": "The ledger or the object store is away, or too much work; Retry-After says when to come back",
+    "504": "The deadline passed",
 }
+_ADMIN = {"403": "Not an admin's key"}
+_OFTEN = {"400": "A query parameter is wrong", "422": "X-Timeout-Ms is no whole number of milliseconds"}
 _UNKNOWN = {"404": "No such job, also another tenant's"}
-_BAD_QUERY = {"400": "A query parameter is wrong"}
 
 
 def _header(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def _operation(
     summary: str, answers: dict[str, tuple[str, dict[str, Any]]], errors: dict[str, str], **more: Any
 ) -> dict[str, Any]:
     good = {code: {"description": text} | ({"content": made} if made else {}) for code, (text, made) in answers.items()}
-    bad = {code: {"description": text, "content": _PROBLEM_CONTENT} for code, text in (errors | _ALWAYS).items()}
+    told = _OFTEN | errors | _ALWAYS
+    bad = {code: {"description": told[code], "content": _PROBLEM_CONTENT} for code in sorted(told)}
     return {"summary": summary, "responses": good | bad, **more}
 
 
@@ -142,7 +145,7 @@ JOB_PATHS: dict[str, dict[str, Any]] = {
         "get": _operation(
             "List jobs, newest first",
             {"200": ("A page", _json({"data": [_JOB], "has_more": True, "next": _ID}))},
-            _BAD_QUERY | {"404": "The cursor names no job"},
+            {"404": "The cursor names no job"},
             parameters=[
                 _query("status", {"type": "string", "enum": _STATUSES}, "Only jobs in this status."),
                 _query("after", {"type": "string"}, "`next` of the page before."),
@@ -169,7 +172,7 @@ JOB_PATHS: dict[str, dict[str, Any]] = {
         "get": _operation(
             "Fetch results in row order",
             {"200": ("All lines", _RESULTS_ANSWER), "206": ("A range of them", _RESULTS_ANSWER)},
-            _BAD_QUERY | _UNKNOWN | {"409": "The job has not ended", "416": "The range begins behind the end"},
+            _UNKNOWN | {"409": "The job has not ended", "416": "The range begins behind the end"},
             parameters=[
                 _query("only", {"type": "string", "enum": ["errors"]}, "Only the lines of rows that failed."),
                 _query("partial", {"type": "boolean"}, "Before the end: what is finished, from the first row on."),
@@ -188,21 +191,23 @@ JOB_PATHS: dict[str, dict[str, Any]] = {
             _UNKNOWN,
         )
     },
-    "/v1/admin/bulk": {
-        "get": _operation("Show bulk work", {"200": ("The state", _json(_BULK))}, {"403": "Not an admin's key"})
-    },
-    "/v1/admin/bulk/pause": {
-        "post": _operation("Pause bulk work", {"200": ("The state", _json(_BULK))}, {"403": "Not an admin's key"})
-    },
-    "/v1/admin/bulk/resume": {
-        "post": _operation("Resume bulk work", {"200": ("The state", _json(_BULK))}, {"403": "Not an admin's key"})
+    "/v1/admin/bulk": {"get": _operation("Show bulk work", {"200": ("The state", _json(_BULK))}, _ADMIN)},
+    "/v1/admin/bulk/pause": {"post": _operation("Pause bulk work", {"200": ("The state", _json(_BULK))}, _ADMIN)},
+    "/v1/admin/bulk/resume": {"post": _operation("Resume bulk work", {"200": ("The state", _json(_BULK))}, _ADMIN)},
+    "/v1/admin/models": {
+        "get": _operation(
+            "Show which model versions open jobs have begun on: a model server keeps them loaded",
+            {"200": ("Versions by model", _json({"pinned": {"sentiment_model": ["1"]}}))},
+            _ADMIN,
+        )
     },
 }
+_PLACE = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_DEADLINE = _header("X-Timeout-Ms", {"type": "integer", "minimum": 1}, "The caller's deadline; not of a JSONL body.")
 for _path, _operations in JOB_PATHS.items():
-    if "{job_id}" in _path:
-        for _one in _operations.values():
-            _place = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}
-            _one["parameters"] = [_place, *_one.get("parameters", [])]
+    for _one in _operations.values():
+        _places = [_PLACE] if "{job_id}" in _path else []
+        _one["parameters"] = [*_places, *_one.get("parameters", []), _DEADLINE]
 
 EXAMPLES: tuple[tuple[str, Any], ...] = (
     ("Request of POST /v1/jobs", _SUBMISSION),

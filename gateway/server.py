@@ -67,6 +67,11 @@ class LimitedHttp(HttpToolsProtocol):
         if self._around_bytes > self.max_head_bytes and not self.transport.is_closing():
             self._refuse(431, "head_too_large", f"the head or the trailers are larger than {self.max_head_bytes} bytes")
 
+    def eof_received(self) -> None:
+        """Tell a caller who says that nothing more comes, in the middle of a body, that this was no whole request."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self._refuse(400, "invalid_body", "the body ended before its end")
+
     def on_message_begin(self) -> None:
         """Enter a head."""
         self._in_head = True

@@ -20,7 +20,8 @@ from jobs.ledger import Ledger, input_key
 from jobs.objects import ObjectMissing, Objects
 from jobs.records import Accepted, ChunkPlan, NewJob
 from jobs.rules import mismatch
-from jobs.uploads import BLOCK_BYTES, Fingerprint, Renewal, as_jsonl, blocks, slices
+from jobs.states import Status
+from jobs.uploads import BLOCK_BYTES, Fingerprint, Renewal, as_jsonl, blocks
 from serving.crashpoint import crashpoint
 from serving.errors import DependencyDown, EmptyInput, InvalidJob, QuotaExceeded
 from serving.settings import JobsSettings
@@ -34,7 +35,8 @@ class Submitter:
     """Who submits: a tenant, its share, and how many of its rows may wait (None: as many as it likes)."""
 
     tenant: str
-    weight: float = 1.0
+    weight: float | None = 1.0
+    """None: the tenant keeps the one it has."""
     max_queued_rows: int | None = None
 
 
@@ -88,20 +90,8 @@ class JobIntake:
         if request.input_object is not None:
             accepted = await self._submit_import(order, request.input_object)
         else:
-            if request.inputs is not None:
-                body = slices(await asyncio.to_thread(as_jsonl, request.inputs))
-            elif body is None:
-                raise ValueError("a request without inputs comes with a body")
-            accepted = await self._submit_body(order, body)
-        _log.info(
-            "job_accepted",
-            job=accepted.job.id,
-            status=accepted.job.status.value,
-            tenant=submitter.tenant,
-            rows=accepted.job.rows_total,
-            replayed=accepted.replayed,
-            request_id=request_id,
-        )
+            accepted = await self._submit_rows(order, body)
+        _tell(accepted, request_id)
         return accepted
 
     async def _submit_import(self, order: _Order, name: str) -> Accepted:
@@ -120,6 +110,14 @@ class JobIntake:
         accepted = await to_the_end(acceptance.accept())
         crashpoint("after_accept")
         return accepted
+
+    async def _submit_rows(self, order: _Order, body: AsyncIterator[bytes] | None) -> Accepted:
+        if order.request.inputs is not None:
+            async with aclosing(as_jsonl(order.request.inputs)) as lines:
+                return await self._submit_body(order, lines)
+        if body is None:
+            raise ValueError("a request without inputs comes with a body")
+        return await self._submit_body(order, body)
 
     async def _submit_body(self, order: _Order, body: AsyncIterator[bytes]) -> Accepted:
         fingerprint = Fingerprint(order.request)
@@ -235,6 +233,23 @@ class JobIntake:
             request_id=order.request_id,
             source=order.source,
         )
+
+
+def _tell(accepted: Accepted, request_id: str | None) -> None:
+    job = accepted.job
+    if accepted.replayed:
+        _log.info("job_replayed", job=job.id, status=job.status.value, request_id=request_id, tenant=job.tenant)
+        return
+    _log.info(
+        "job",
+        job=job.id,
+        from_status=None,
+        to_status=Status.QUEUED.value,
+        request_id=request_id,
+        tenant=job.tenant,
+        model=job.model,
+        rows=job.rows_total,
+    )
 
 
 def new_job_id() -> str:

@@ -143,8 +143,8 @@ class Work(Protocol):
         """Forget a consumer that stops."""
         ...
 
-    async def fail(self, job_id: str, code: str, message: str) -> bool:
-        """Begin to fail a job that is queued or running; True where this call began it."""
+    async def fail(self, job_id: str, code: str, message: str) -> Job | None:
+        """Begin to fail a job that is queued or running; returns it where this call began it."""
         ...
 
 

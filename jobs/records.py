@@ -30,7 +30,8 @@ class NewJob:
 
     id: str
     tenant: str
-    weight: float
+    weight: float | None
+    """The tenant's share from now on; None: it keeps the one it has, 1 where it has none yet."""
     model: str
     truncate: bool
     metadata: Mapping[str, Any]
@@ -143,6 +144,13 @@ class Claim:
     error_code: str | None = None
     error_message: str | None = None
     """Why a FAILING job fails."""
+    request_id: str | None = None
+    """Of the submission that made the job."""
+
+    @property
+    def begins_job(self) -> bool:
+        """Whether the job is running since this claim: true for one claim of a job (of two at the same moment, for one)."""
+        return self.chunk.number == 0 and self.generation == 1 and self.status is Status.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from serving.errors import DependencyDown
 BLOCK_BYTES = 256 * 2**10
 """What is hashed, cut and stored at once: large enough for a thread to pay, small enough to hold for every upload."""
 _RENEWALS_PER_TTL = 3
+_ITEMS = 1_000
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Fingerprint:
@@ -87,19 +89,18 @@ async def blocks(body: AsyncIterator[bytes], size_bytes: int) -> AsyncGenerator[
         yield bytes(held)
 
 
-async def slices(data: bytes) -> AsyncIterator[bytes]:
-    """Yield bytes that are at hand as a body."""
-    for first in range(0, len(data), BLOCK_BYTES):
-        yield data[first : first + BLOCK_BYTES]
+async def as_jsonl(inputs: Sequence[Any]) -> AsyncGenerator[bytes, None]:
+    """Yield one line of ASCII for each item, as it was given; some items at a time, off the event loop's thread."""
+    for first in range(0, len(inputs), _ITEMS):
+        yield await asyncio.to_thread(_lines, inputs[first : first + _ITEMS])
 
 
-def as_jsonl(inputs: Sequence[Any]) -> bytes:
-    """Return one line of ASCII for each item, as it was given."""
-    return b"".join(_line(item) for item in inputs)
+def _lines(items: Sequence[Any]) -> bytes:
+    return b"".join(map(_line, items))
 
 
 def _line(item: Any) -> bytes:
     try:
-        return json.dumps(item, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        return _ENCODER.encode(item).encode() + b"\n"
     except (ValueError, RecursionError):  # too deep, or 1e999: nothing that could be a row, so null fails like it
         return b"null\n"

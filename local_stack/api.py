@@ -58,6 +58,12 @@ def doubts(config: StackConfig) -> Iterator[str]:
     names = model_names(config.repository)
     if names and config.models.default not in names:
         yield f"TWODOOR_MODELS_DEFAULT: no model {config.models.default} in {config.repository}"
+    objects = os.environ.get("TWODOOR_JOBS_OBJECTS_URL", "")
+    if "postgres" in config.services and objects not in ("", config.objects.as_uri()):
+        yield (
+            "TWODOOR_JOBS_OBJECTS_URL names a store of your own beside the local PostgreSQL: what lies there under jobs/ "
+            "and this database does not know is deleted, so no other installation may use it"
+        )
 
 
 def down(report: Callable[[str], None] = say) -> int:

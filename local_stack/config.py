@@ -1,6 +1,7 @@
 """What one local stack is: its settings, which services it runs, and the addresses others need to reach it."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from serving.settings import (
     StackSettings,
     load,
 )
+
+# Triton starts each model's process by a line for bash in which it quotes no path.
+_SHELL = re.compile(r"""[\s|&;<>()$`"'\\]""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,19 @@ class StackConfig:
     def objects(self) -> Path:
         """Absolute path of the folder with the inputs and results of jobs."""
         return self.stack.home.absolute() / "objects"
+
+    def check_paths(self) -> None:
+        """Raise ConfigError for a path that a part cannot bear and would hang on."""
+        home = self.stack.home.absolute()
+        if "triton" in self.services:
+            for path, setting in ((home, "TWODOOR_HOME"), (self.repository, "TWODOOR_MODELS_REPOSITORY")):
+                if found := _SHELL.search(str(path)):
+                    raise ConfigError(
+                        f"Triton cannot start a model from a path with {found[0]!r} in it: "
+                        f"{path} (set {setting} to another folder)"
+                    )
+        if "kafka" in self.services and "," in str(home):
+            raise ConfigError(f"Kafka takes a comma for the end of a path: {home} (set TWODOOR_HOME to another folder)")
 
     @property
     def names(self) -> list[str]:

@@ -1,5 +1,6 @@
 """The services of the local stack as specs: how each is started and asked whether it is well."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -147,7 +148,9 @@ def door_spec(config: StackConfig, name: str, http: httpx.AsyncClient) -> Spec:
     environment = {**stack_environment(config), **config.extra}
     if name != "gateway":
         environment["TWODOOR_CONSUMER_PORT"] = str(config.consumer.port + consumer_index(name))
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    # A path of the operator's own stays, behind ours.
+    own = os.environ.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), own]))
 
     async def ready() -> bool:
         return await status_of(http, url) == httpx.codes.OK

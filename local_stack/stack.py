@@ -105,7 +105,9 @@ class Stack:
             sys.executable, "-m", "local_stack", "up",
             "--services", ",".join(self.services), "--consumers", str(self._consumers),
         ]  # fmt: skip
-        environment = {**os.environ, **self.environment, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        environment = {**os.environ, **self.environment}
+        path = [str(Path(__file__).parent.parent), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         with self.log_path("supervisor").open("ab") as log:
             self._process = subprocess.Popen(
                 wrapped(command, 0), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0

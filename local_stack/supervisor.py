@@ -55,6 +55,7 @@ class Supervisor:
             try:
                 if remains:
                     await asyncio.to_thread(clear_remains, remains, self._config, self._report)
+                self._config.check_paths()
                 check_free(self._config.ports())
             except BaseException:
                 self._set_phase("stopped")

@@ -88,7 +88,9 @@ class GatewaySettings(Settings):
         2_048, ge=512, description="Most padded tokens of a list call in one request to Triton."
     )
     max_buffered_bytes: int = Field(
-        64 * 2**20, ge=2**20, description="Bound of all request bodies held at one time; over it a call gets 503."
+        64 * 2**20,
+        ge=2**20,
+        description="Bound of all bodies of /predict held at one time, and once more of all JSON bodies of jobs; over it a call gets 503.",
     )
     max_head_bytes: int = Field(
         96 * 2**10, ge=8 * 2**10, description="Most bytes of a request's head (line and headers, so also of ?text=)."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from serving.settings import ALL_SETTINGS, OTHER_VARIABLES, Settings, env_names
@@ -83,7 +84,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "must be set"
     value = field.get_default(call_default_factory=True, validated_data={})
-    if value is None or value == "":
+    # A secret has no default that anybody may read.
+    if value is None or value == "" or isinstance(value, SecretStr):
         return "not set"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -105,7 +107,14 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(_type_name(arg) for arg in choices)
     if choices:
         return "comma-separated list"
-    words = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path"}
+    words = {
+        int: "whole number",
+        float: "number",
+        bool: "`true` or `false`",
+        str: "text",
+        SecretStr: "text",
+        Path: "path",
+    }
     return words.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

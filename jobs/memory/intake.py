@@ -43,7 +43,7 @@ class MemoryIntake:
         rules.check(job, chunks)
         rules.as_json("metadata", job.metadata)
         state = self._state
-        tenant = state.tenants.setdefault(job.tenant, KeptTenant(job.weight))
+        tenant = state.tenants.setdefault(job.tenant, KeptTenant(1.0 if job.weight is None else job.weight))
         if job.id in state.jobs:
             return Accepted(state.jobs[job.id].record(), False)
         if (earlier := self._replayed(job)) is not None:
@@ -55,7 +55,8 @@ class MemoryIntake:
             if upload is None or upload.tenant != job.tenant:
                 raise rules.swept()
             del state.uploads[job.id]
-        tenant.weight = job.weight
+        if job.weight is not None:
+            tenant.weight = job.weight
         siblings = state.active(job.tenant)
         if not siblings:
             active = {other.new.tenant for other in state.active()}

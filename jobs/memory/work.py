@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from jobs import rules
 from jobs.memory.state import KeptChunk, KeptJob, Lease, State
-from jobs.records import BulkState, ChunkId, Claim, ConsumerState, Control, Done, Renewal, Suspect
+from jobs.records import BulkState, ChunkId, Claim, ConsumerState, Control, Done, Job, Renewal, Suspect
 from jobs.states import Status
 
 
@@ -59,6 +59,7 @@ class MemoryWork:
             tenant=job.new.tenant, weight=tenant.weight, status=job.status, model=job.new.model,
             model_version=job.model_version, truncate=job.new.truncate, input_key=job.new.input_key,
             has_lines=job.new.has_lines, suspects=chunk.suspects, error_code=job.error[0], error_message=job.error[1],
+            request_id=job.new.request_id,
         )  # fmt: skip
 
     async def renew(
@@ -109,12 +110,12 @@ class MemoryWork:
     async def leave(self, consumer: str) -> None:
         self._state.consumers.pop(consumer, None)
 
-    async def fail(self, job_id: str, code: str, message: str) -> bool:
+    async def fail(self, job_id: str, code: str, message: str) -> Job | None:
         job = self._state.jobs.get(job_id)
         if job is None or not job.move(Status.FAILING):
-            return False
+            return None
         job.error = (code, message)
-        return True
+        return job.record()
 
     async def set_paused(self, paused: bool) -> Control:
         control = self._state.control

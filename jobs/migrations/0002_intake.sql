@@ -1,6 +1,7 @@
 -- Intake. Each function is one whole transaction in one statement: a process that dies or is stopped in the middle of a
 -- method never holds a lock. READ COMMITTED gives every statement inside a function a view of its own.
 
+-- p_weight NULL: the tenant keeps the one it has.
 -- outcome: accepted (also where this very job is in already), replayed, mismatch, quota or swept.
 CREATE FUNCTION twodoor.accept_job(
     p_id text, p_tenant text, p_weight double precision, p_model text, p_truncate boolean, p_metadata json,
@@ -18,7 +19,7 @@ BEGIN
     -- Quota, keys and waking are decided for one submission of a tenant after the other. Not under its row's lock: the
     -- tenant's claims need that one, and many chunks take a while to insert.
     PERFORM pg_advisory_xact_lock(hashtextextended('twodoor.accept_job ' || p_tenant, 0));
-    INSERT INTO twodoor.tenants (name, weight) VALUES (p_tenant, p_weight) ON CONFLICT (name) DO NOTHING;
+    INSERT INTO twodoor.tenants (name, weight) VALUES (p_tenant, COALESCE(p_weight, 1)) ON CONFLICT (name) DO NOTHING;
 
     SELECT j.* INTO v_job FROM twodoor.jobs j WHERE j.id = p_id;
     IF FOUND THEN

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from obstore.store import LocalStore
 
@@ -15,6 +17,8 @@ from jobs.objects.store import ObjectInfo, Objects
 
 _FOLDER_MODE = 0o700
 _PAGE = 1000
+_THREADS = 4
+T = TypeVar("T")
 
 
 class LocalObjects(Objects):
@@ -28,12 +32,17 @@ class LocalObjects(Objects):
         folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         super().__init__(LocalStore(folder), timeout_s)
         self._folder = folder
+        # Its own threads: a disk that hangs holds them for ever, and must not take those of the interactive door.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="objects")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def size(self, key: str) -> int:
         """Return a file's length in bytes; raises ObjectMissing."""
         try:
             async with translated("head", self._timeout_s):
-                return await asyncio.to_thread(self._file_size, key)
+                return await self._in_thread(lambda: self._file_size(key))
         except FileNotFoundError:
             await self.ping()
             raise ObjectMissing(f"no object {key}") from None
@@ -43,7 +52,7 @@ class LocalObjects(Objects):
         files = self._walk(prefix)
         while True:
             async with translated("list", self._timeout_s):
-                page = await asyncio.to_thread(lambda: tuple(islice(files, _PAGE)))
+                page = await self._in_thread(lambda: tuple(islice(files, _PAGE)))
             if not page:
                 return
             for info in page:
@@ -52,12 +61,12 @@ class LocalObjects(Objects):
     async def ping(self) -> None:
         """Raise DependencyDown unless the folder is there."""
         async with translated("ping", self._timeout_s):
-            if not await asyncio.to_thread(os.path.isdir, self._folder):
+            if not await self._in_thread(self._folder.is_dir):
                 raise away("ping", "the folder is not there")
 
     async def _delete(self, keys: Sequence[str]) -> None:
         async with translated("delete", self._timeout_s):
-            await asyncio.to_thread(self._remove, keys)
+            await self._in_thread(lambda: self._remove(keys))
 
     def _file_size(self, key: str) -> int:
         try:

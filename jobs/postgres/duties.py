@@ -108,17 +108,21 @@ _EXPIRE = sql("""
     SELECT $JOB FROM moved j $COUNTED
 """)
 # ARRAY(…) and not IN: the rows are chosen and locked once, whatever the plan.
-# A job's end is not told before its acceptance: while an earlier one of the job is on its way, a later one waits.
+# A job's end is not told before its acceptance: only who has locked a job's first notification takes the later ones. That
+# the first one has a lease is not enough to see: another may be taking it in this very moment.
 _TAKE_NOTIFICATIONS = sql("""
-    WITH taken AS (
+    WITH firsts AS MATERIALIZED (
+        SELECT n.id, n.job_id FROM twodoor.notifications n
+        WHERE (n.lease_until IS NULL OR n.lease_until <= clock_timestamp())
+            AND NOT EXISTS (SELECT FROM twodoor.notifications o WHERE o.job_id = n.job_id AND o.id < n.id)
+        ORDER BY n.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    ), taken AS (
         UPDATE twodoor.notifications t
         SET leased_by = %(by)s, lease_until = clock_timestamp() + make_interval(secs => %(lease_s)s)
         WHERE t.id = ANY (ARRAY(
-            SELECT n.id FROM twodoor.notifications n
-            WHERE (n.lease_until IS NULL OR n.lease_until <= clock_timestamp()) AND NOT EXISTS (
-                SELECT FROM twodoor.notifications o
-                WHERE o.job_id = n.job_id AND o.id < n.id AND o.lease_until > clock_timestamp())
-            ORDER BY n.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+            SELECT n.id FROM firsts f JOIN twodoor.notifications n ON n.job_id = f.job_id
+            WHERE n.lease_until IS NULL OR n.lease_until <= clock_timestamp()
+            ORDER BY n.id LIMIT %(limit)s))
         RETURNING t.*
     )
     SELECT t.id AS notification, t.kind, $JOB

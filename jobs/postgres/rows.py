@@ -27,7 +27,8 @@ _CLAIM = """
     (k.chunk).job_id, (k.chunk).number, (k.chunk).generation, (k.chunk).token::text, (k.chunk).start_byte,
     (k.chunk).end_byte, (k.chunk).first_row, (k.chunk).row_count, (k.chunk).first_line, (k.chunk).oversized,
     (k.chunk).suspects::text, (k.job).tenant, (k.job).status, (k.job).model, (k.job).model_version, (k.job).truncate,
-    (k.job).input_key, (k.job).has_lines, (k.job).error_code, (k.job).error_message, k.weight
+    (k.job).input_key, (k.job).has_lines, (k.job).error_code, (k.job).error_message, (k.job).request_id,
+    k.weight
 """
 
 
@@ -59,7 +60,7 @@ def claim_of(row: Row) -> Claim:
         tenant=row["tenant"], weight=row["weight"], status=Status(row["status"]), model=row["model"],
         model_version=row["model_version"], truncate=row["truncate"], input_key=row["input_key"],
         has_lines=row["has_lines"], suspects=suspects_of(row["suspects"]), error_code=row["error_code"],
-        error_message=row["error_message"],
+        error_message=row["error_message"], request_id=row["request_id"],
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from jobs import rules
 from jobs.postgres.connections import Connections
-from jobs.postgres.rows import claim_of, control_of, sql, suspects_text
-from jobs.records import BulkState, ChunkId, Claim, ConsumerState, Control, Done, Renewal, Suspect
+from jobs.postgres.rows import claim_of, control_of, job_of, sql, suspects_text
+from jobs.records import BulkState, ChunkId, Claim, ConsumerState, Control, Done, Job, Renewal, Suspect
 from jobs.states import Status
 
 
@@ -83,12 +83,9 @@ class PostgresWork:
     async def leave(self, consumer: str) -> None:
         await self._db.fetch("DELETE FROM twodoor.consumers WHERE id = %s", (consumer,))
 
-    async def fail(self, job_id: str, code: str, message: str) -> bool:
-        rows = await self._db.fetch(
-            "SELECT m.moved FROM twodoor.move_job(NULL, %s, %s, 'failing', %s, %s) m",
-            (job_id, rules.before(Status.FAILING), code, message),
-        )
-        return bool(rows) and bool(rows[0]["moved"])
+    async def fail(self, job_id: str, code: str, message: str) -> Job | None:
+        rows = await self._db.fetch(_FAIL, (job_id, rules.before(Status.FAILING), code, message))
+        return job_of(rows[0]) if rows and rows[0]["moved"] else None
 
     async def set_paused(self, paused: bool) -> Control:
         return control_of((await self._db.fetch(_SET_PAUSED, (paused,)))[0])
@@ -111,6 +108,10 @@ _RELEASE = """
     WHERE c.job_id = n.job_id AND c.number = n.number AND c.generation = n.generation AND c.token::text = n.token
         AND NOT c.done
 """
+_FAIL = sql("""
+    SELECT m.moved, $JOB FROM twodoor.move_job(NULL, %s, %s, 'failing', %s, %s) m
+    CROSS JOIN LATERAL (SELECT (m.job).*) j $COUNTED
+""")
 _SET_PAUSED = """
     UPDATE twodoor.control k SET epoch = k.epoch + (k.paused <> wish.paused)::integer, paused = wish.paused
     FROM (SELECT %s::boolean) AS wish (paused)

@@ -52,7 +52,7 @@ def _sound(report: Report, rounds: int, seed: int, *, short: bool) -> None:
 
 def _planted(report: Report, name: str, seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="twodoor-chaos-") as home:
-        plan = Plan(10, seed, PLANTED[name].faults, per_round=1, calm=(), planted=name)
+        plan = Plan(10, seed, PLANTED[name].faults, per_round=1, calm=(), planted=name, end_s=45.0)
         asyncio.run(run(plan, Path(home), Store(), report))
 
 

@@ -15,17 +15,16 @@ from tests.chaos.load import Load, SentJob
 from tests.chaos.texts import Answers, Line
 from tests.e2e.topics import read_results
 
-END_S = 120.0
 SWEPT_S = 30.0
 POLL_S = 0.3
 _ENDED = ("completed", "failed", "cancelled", "expired")
 
 
-async def check(arena: Arena, load: Load) -> list[str]:
-    """Return what is broken after a round, one sentence each; empty where everything holds."""
+async def check(arena: Arena, load: Load, end_s: float) -> list[str]:
+    """Return what is broken after a round, one sentence each; all must have ended ``end_s`` after the last fault."""
     broken = list(load.wrong)
-    broken += await _jobs(arena, load)
-    broken += await _records(arena, load)
+    broken += await _jobs(arena, load, end_s)
+    broken += await _records(arena, load, end_s)
     broken += await _ledger(arena)
     broken += await _orphans(arena)
     return broken
@@ -34,15 +33,15 @@ async def check(arena: Arena, load: Load) -> list[str]:
 # -- jobs -----------------------------------------------------------------------------------------------------------------
 
 
-async def _jobs(arena: Arena, load: Load) -> list[str]:
+async def _jobs(arena: Arena, load: Load, end_s: float) -> list[str]:
     """Every accepted job has ended, with one right line for each row, and says so in its counts."""
-    ends = time.monotonic() + END_S
+    ends = time.monotonic() + end_s
     broken: list[str] = []
     async with httpx.AsyncClient(base_url=arena.stack.gateway_url, timeout=30, trust_env=False) as client:
         for sent in load.jobs:
             job = await _ended(client, sent.id, ends)
             if job is None:
-                broken.append(f"job {sent.id} had not ended {END_S:g} s after the last fault")
+                broken.append(f"job {sent.id} had not ended {end_s:g} s after the last fault")
                 continue
             reply = await client.get(f"/v1/jobs/{sent.id}/results")
             if reply.status_code != 200:
@@ -94,11 +93,11 @@ def _wrong(line: Line, result: Mapping[str, Any], answers: Answers) -> str | Non
 # -- records --------------------------------------------------------------------------------------------------------------
 
 
-async def _records(arena: Arena, load: Load) -> list[str]:
+async def _records(arena: Arena, load: Load, end_s: float) -> list[str]:
     """Each record that Kafka acknowledged has exactly one result, the right one, in offset order per partition."""
     ids = set(load.records)
     try:
-        found = await read_results(arena.stack.kafka, arena.results_from, ids, END_S)
+        found = await read_results(arena.stack.kafka, arena.results_from, ids, end_s)
     except AssertionError as error:
         return [str(error)]
     broken = []

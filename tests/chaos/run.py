@@ -37,6 +37,8 @@ class Plan:
     per_round: int = 2
     calm: Sequence[int] = CALM
     planted: str = ""
+    end_s: float = 120.0
+    """How long after a round's last fault everything accepted may take to end."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,18 +61,20 @@ async def run(plan: Plan, home: Path, store: Store | FullDisk, report: Report) -
             counted = report.counted(plan.planted)
             if counted >= plan.rounds or number > plan.rounds * SPARE + 2:
                 break
-            result = await _round(arena, answers, dice, f"{plan.planted or 'sound'}-{number}", faults)
+            result = await _round(arena, answers, dice, f"{plan.planted or 'sound'}-{number}", faults, plan.end_s)
             report.add(plan.planted, result)
             if result.broken:
                 report.keep_logs(arena, plan.planted, number)
                 break
             if report.counted(plan.planted) in (*plan.calm, plan.rounds) and plan.calm and result.counts:
-                await _calm(arena, answers, dice, report)
+                await _calm(arena, answers, dice, report, plan.end_s)
     finally:
         await asyncio.to_thread(arena.__exit__, None, None, None)
 
 
-async def _round(arena: Arena, answers: Answers, dice: random.Random, name: str, faults: Sequence[Fault]) -> Round:
+async def _round(
+    arena: Arena, answers: Answers, dice: random.Random, name: str, faults: Sequence[Fault], end_s: float
+) -> Round:
     began = time.monotonic()
     arena.results_from = await results_end(arena.stack.kafka)
     load = Load(arena.stack.gateway_url, arena.stack.kafka, answers, dice, name)
@@ -83,11 +87,11 @@ async def _round(arena: Arena, answers: Answers, dice: random.Random, name: str,
             await asyncio.sleep(CALM_S)
     finally:
         await load.end()
-    broken = await check(arena, load)
+    broken = await check(arena, load, end_s)
     return Round(name, [str(fault) for fault in faults], hits, broken, time.monotonic() - began, load.summary())
 
 
-async def _calm(arena: Arena, answers: Answers, dice: random.Random, report: Report) -> None:
+async def _calm(arena: Arena, answers: Answers, dice: random.Random, report: Report, end_s: float) -> None:
     """Without a fault, the same load: what each process then holds can be compared between two such moments."""
-    result = await _round(arena, answers, dice, f"calm-{os.urandom(2).hex()}", ())
+    result = await _round(arena, answers, dice, f"calm-{os.urandom(2).hex()}", (), end_s)
     report.add_calm(result, await asyncio.to_thread(arena.rss_bytes))

@@ -111,7 +111,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if how is Status.CANCELLING:
             _, began = self.run(self.ledger.cancel(job.tenant, job_id))
         else:
-            began = self.run(self.ledger.fail(job_id, "input_lost", "gone"))
+            began = self.run(self.ledger.fail(job_id, "input_lost", "gone")) is not None
         assert began == (how in NEXT[job.status])
         if began:
             job.status = how

@@ -29,6 +29,14 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         yield opened
 
 
+async def test_a_submission_that_names_no_weight_leaves_its_tenant_the_one_it_has(store: Store) -> None:
+    for tenant, weight, kept in (("new", None, 1.0), ("keyed", 3.0, 3.0), ("keyed", None, 3.0), ("keyed", 2.0, 2.0)):
+        job = await accept(store.ledger, tenant=tenant, weight=weight)
+        found = await claim(store.ledger)
+        assert (found.chunk.job, found.weight) == (job.id, kept)
+        await store.ledger.complete(found, done(found))
+
+
 async def test_an_accepted_job_is_queued_with_all_its_rows_pending(store: Store) -> None:
     metadata = {"z": 1, "a": [1.50, None, {"é": True}]}
     new = new_job(25, metadata=metadata, request_id="r1", completion_window_s=60)

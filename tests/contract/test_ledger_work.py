@@ -77,6 +77,22 @@ async def test_a_job_that_starts_is_pinned_once_by_racing_consumers(store: Store
     assert {found.model_version for found in tries if found is not None} == {pinned}
 
 
+async def test_one_claim_of_a_job_says_that_it_begins_it_and_each_names_the_request_that_made_it(store: Store) -> None:
+    ledger = store.ledger
+    await accept(ledger, 3, request_id="r-1")
+    tries = await asyncio.gather(*(try_claim(ledger, lease_s=30) for _ in range(4)))
+    found = [one for one in tries if one is not None]
+    await store.advance(31)
+    while (again := await try_claim(ledger)) is not None:
+        found.append(again)
+    assert [claimed.begins_job for claimed in found].count(True) == 1
+    assert {claimed.request_id for claimed in found} == {"r-1"}
+    ended = await accept(ledger)
+    await ledger.cancel("default", ended.id)
+    claimed = await claim(ledger, models={})
+    assert (claimed.begins_job, claimed.request_id) == (False, None)
+
+
 async def test_a_lease_that_ran_out_is_claimed_again_and_the_first_claim_is_refused(store: Store) -> None:
     ledger = store.ledger
     await accept(ledger)
@@ -169,7 +185,8 @@ async def test_chunks_of_an_ending_job_need_no_model_and_a_claim_tells_why_it_fa
     ledger = store.ledger
     job = await accept(ledger, 2)
     running = await claim(ledger)
-    assert await ledger.fail(job.id, "model_gone", "version 1 is gone")
+    failing = await ledger.fail(job.id, "model_gone", "version 1 is gone")
+    assert failing == await ledger.get("default", job.id)
     assert not await ledger.fail(job.id, "again", "again")
     assert not await ledger.fail("job_none", "x", "x")
     assert (await ledger.cancel("default", job.id))[1] is False, "who begins to end a job first decides how it ends"

@@ -5,8 +5,10 @@ import hashlib
 import os
 import resource
 import stat
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
@@ -253,6 +255,21 @@ async def test_a_disk_that_takes_no_more_is_a_store_that_is_away_and_nothing_hal
                 await writer.write(LARGE)
     assert await keys_of(objects) == {}
     await objects.put(KEY, LARGE)
+
+
+async def test_a_disk_that_hangs_takes_no_thread_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = open_objects(JobsSettings(objects_url=f"file://{tmp_path}/objects", objects_timeout_s=0.05))
+    going = threading.Event()
+    monkeypatch.setattr(Path, "is_dir", lambda _: going.wait(10))
+    with ThreadPoolExecutor(1) as others:
+        asyncio.get_running_loop().set_default_executor(others)
+        try:
+            for _ in range(6):
+                with pytest.raises(DependencyDown):
+                    await objects.ping()
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 2) == "done"
+        finally:
+            going.set()
 
 
 async def test_where_the_folder_is_gone_no_object_counts_as_missing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Triton, Kafka, gateway and consumer as `twodoor up` starts them, over the default models and the stub."""
+    """Postgres, Triton, Kafka, gateway and consumer as `twodoor up` starts them, over the default models and the stub."""
     home = tmp_path_factory.mktemp("stack")
     repository = write_repository(home / "repository")
     with Stack(home / "home", repository=repository) as running:

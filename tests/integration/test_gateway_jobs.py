@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from gateway.job_door import Stores
+from gateway.jobs_routes import ROUTES
 from jobs.ledger import input_key
 from jobs.memory import MemoryLedger
 from jobs.objects import Objects, memory_objects
@@ -242,6 +244,46 @@ async def test_an_upload_may_be_slow_but_not_pause() -> None:
         assert len((await door.client.get("/v1/jobs")).json()["data"]) == 1
 
 
+async def test_a_caller_that_ends_its_side_in_the_middle_of_a_body_is_told(door: Door) -> None:
+    for request in (
+        lines_request(LINES, length=10**7),
+        lines_request(LINES).replace(b"Content-Length: %d" % len(LINES), b"Transfer-Encoding: chunked")[: -len(LINES)]
+        + b"%x\r\n%s\r\n" % (len(LINES), LINES),
+    ):
+
+        def cut(connection: Connection, request: bytes = request) -> Any:
+            connection.send(request)
+            connection.sock.shutdown(socket.SHUT_WR)
+            return connection.reply()
+
+        reply = await raw(door, cut)
+        assert (reply.status, json.loads(reply.body)["code"]) == (400, "invalid_body")
+    assert (await door.client.get("/v1/jobs")).json()["data"] == []
+
+
+async def test_bodies_of_jobs_that_wait_for_a_store_do_not_turn_predict_away() -> None:
+    class Slow(MemoryLedger):
+        """Opens no upload until it is told to."""
+
+        asked, going = 0, asyncio.Event()
+
+        async def open_upload(self, job_id: str, tenant: str, key: str, ttl_s: float) -> None:
+            self.asked += 1
+            await self.going.wait()
+            await super().open_upload(job_id, tenant, key, ttl_s)
+
+    ledger = Slow()
+    async with job_door(Stores(ledger, memory_objects()), max_buffered_bytes=2**20) as door:
+        waiting = [asyncio.create_task(door.submit("a" * 2**18)) for _ in range(3)]
+        while ledger.asked < 3:
+            await asyncio.sleep(0.01)
+        response = await door.client.post("/predict", json={"text": "a" * 2**19})
+        problem(response, 503, "dependency_down")  # of Triton, which is away: not overloaded
+        problem(await door.client.post("/v1/jobs", json={"model": MODEL, "inputs": ["a" * 2**19]}), 503, "overloaded")
+        ledger.going.set()
+        await asyncio.gather(*waiting)
+
+
 async def test_so_many_uploads_at_one_time_and_no_more() -> None:
     async with job_door(max_uploads=2) as door:
         going = asyncio.Event()
@@ -412,11 +454,11 @@ async def test_each_transition_a_caller_causes_is_one_log_line_with_its_request(
         await door.work()
         await door.client.delete(url, headers={"x-request-id": "r-delete"})
     told = [entry for entry in logs if entry.get("job") == job["id"]]
-    shown = [tuple(entry[name] for name in ("event", "status", "tenant", "request_id")) for entry in told]
-    assert shown == [
-        ("job_accepted", "queued", "default", "r-submit"),
-        ("job_cancelling", "cancelling", "default", "r-cancel"),
-        ("job_deleted", "deleted", "default", "r-delete"),
+    names = ("event", "from_status", "to_status", "tenant", "request_id")
+    assert [tuple(entry.get(name) for name in names) for entry in told] == [
+        ("job", None, "queued", "default", "r-submit"),
+        ("job", "queued", "cancelling", "default", "r-cancel"),
+        ("job_deleted", None, None, "default", "r-delete"),
     ]
 
 
@@ -463,7 +505,9 @@ async def test_the_documents_and_the_metrics_know_the_routes_and_no_ids(door: Do
     assert "anything" not in metrics
     paths = (await door.client.get("/openapi.json")).json()["paths"]
     assert {"get", "post"} <= set(paths["/v1/jobs"])
-    assert "/v1/jobs/{job_id}/results" in paths
+    told = {(path, method) for path, operations in paths.items() for method in operations}
+    there = {(route.path, method.lower()) for route in ROUTES for method in route.methods or ()}
+    assert {one for one in there if one[1] != "head"} <= told
     assert "Idempotency-Key" in json.dumps(paths["/v1/jobs"])
     assert "/v1/admin/bulk/pause" in (await door.client.get("/docs")).text
     assert (await door.client.get("/readyz")).json()["dependencies"] == {

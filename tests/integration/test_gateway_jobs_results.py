@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 
 from gateway.job_door import Stores
+from gateway.results import MOST_DOWNLOADS
 from jobs.memory import MemoryLedger
-from jobs.objects import Objects
+from jobs.objects import ObjectMissing, Objects
 from serving.errors import DependencyDown
-from tests.integration.gateway_jobs import Door, job_door, memory_stores, problem, rows_of
+from tests.integration.gateway_jobs import Door, job_door, memory_stores, problem, rows_of, until
 
 ROWS = 25
 FAILING = (0, 7, 8, 24)
@@ -89,6 +91,15 @@ async def test_a_range_behind_the_end_is_416_and_one_that_is_none_is_the_whole(d
     for value in ("bytes=5-2", "bytes=-", "bytes=a-b", "rows=0-5", "bytes=0-1,4-5", "bytes=1-2-3", "bytes=٣-٤"):
         response = await door.client.get(path, headers={"range": value.encode()})
         assert (response.status_code, len(response.content)) == (200, size)
+        assert "content-range" not in response.headers
+
+
+async def test_head_tells_the_length_of_all_whatever_range_is_asked_for(door: Door) -> None:
+    path = await ended(door)
+    whole = await door.client.head(path)
+    for value in ("bytes=0-1", "bytes=999999-"):
+        response = await door.client.head(path, headers={"range": value})
+        assert (response.status_code, response.headers["content-length"]) == (200, whole.headers["content-length"])
         assert "content-range" not in response.headers
 
 
@@ -176,6 +187,20 @@ async def test_a_store_that_is_away_from_the_first_byte_on_is_503(flaky: tuple[D
     assert (await door.client.head(path)).status_code == 200
 
 
+async def test_a_store_that_hangs_before_the_first_byte_is_504_at_the_callers_deadline(
+    flaky: tuple[Door, Flaky],
+) -> None:
+    door, objects = flaky
+    path = await ended(door)
+
+    async def silent(pieces: Any) -> AsyncGenerator[bytes, None]:
+        await asyncio.Event().wait()
+        yield b""
+
+    objects._some = silent  # type: ignore[method-assign]
+    problem(await door.client.get(path, headers={"x-timeout-ms": "100"}), 504, "deadline_exceeded")
+
+
 async def test_a_caller_who_leaves_ends_the_reading(flaky: tuple[Door, Flaky]) -> None:
     door, objects = flaky
     path = await ended(door)
@@ -194,6 +219,56 @@ async def test_a_caller_who_leaves_ends_the_reading(flaky: tuple[Door, Flaky]) -
         async for _ in response.aiter_raw():
             break
     await asyncio.wait_for(closed.wait(), 5)
+
+
+async def test_so_many_downloads_at_one_time_and_no_more(flaky: tuple[Door, Flaky]) -> None:
+    door, objects = flaky
+    path = await ended(door)
+    going = asyncio.Event()
+
+    async def held(pieces: Any) -> AsyncGenerator[bytes, None]:
+        async for piece in pieces:
+            yield piece
+            await going.wait()
+
+    objects._some = held  # type: ignore[method-assign]
+    async with AsyncExitStack() as stack:
+        for _ in range(MOST_DOWNLOADS):
+            await stack.enter_async_context(door.client.stream("GET", path))
+        response = await door.client.get(path)
+        problem(response, 503, "overloaded")
+        assert int(response.headers["retry-after"]) >= 1
+        assert (await door.client.head(path)).status_code == 200
+        assert 'twodoor_shed_total{reason="downloads"} 1.0' in (await door.client.get("/metrics")).text
+    going.set()
+
+    async def free() -> bool:
+        return (await door.client.get(path)).status_code == 200
+
+    await until(free, "the places of those who left are free")
+    answers = await asyncio.gather(*(door.client.get(path) for _ in range(MOST_DOWNLOADS)))
+    assert {response.status_code for response in answers} == {200}
+    objects._some = Flaky._some.__get__(objects)  # type: ignore[method-assign]
+    objects.reads_left = 0
+    for _ in range(MOST_DOWNLOADS + 1):
+        problem(await door.client.get(path), 503, "dependency_down")
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_parts_that_are_missing_are_404_where_the_job_was_deleted_meanwhile_and_503_otherwise(
+    flaky: tuple[Door, Flaky], deleted: bool
+) -> None:
+    door, objects = flaky
+    path = await ended(door)
+
+    async def missing(pieces: Any) -> AsyncGenerator[bytes, None]:
+        if deleted:
+            await door.ledger.delete("default", path.split("/")[3])
+        raise ObjectMissing("no object")
+        yield b""
+
+    objects._some = missing  # type: ignore[method-assign]
+    problem(await door.client.get(path), *((404, "not_found") if deleted else (503, "dependency_down")))
 
 
 async def _read(door: Door, path: str, into: bytearray) -> None:

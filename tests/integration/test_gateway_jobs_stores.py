@@ -188,6 +188,44 @@ def process(gateway_factory: GatewayFactory, tmp_path: Path, database_url: str) 
     ).start(triton_up=False)
 
 
+def submit(gateway: Gateway, key: str) -> tuple[int, str | None, str]:
+    """Submit with an Idempotency-Key; returns the status, whether it says it is a replay, and the job's id."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+    try:
+        headers = {"Content-Type": "application/jsonl", "Idempotency-Key": key}
+        connection.request("POST", f"/v1/jobs?model={MODEL}", LINES, headers)
+        response = connection.getresponse()
+        replayed = response.getheader("Idempotent-Replayed")
+        return response.status, replayed, json.loads(response.read())["id"]
+    finally:
+        connection.close()
+
+
+async def test_a_submission_whose_gateway_died_half_way_is_one_job_when_it_is_sent_again(
+    gateway_factory: GatewayFactory, tmp_path: Path, database_url: str
+) -> None:
+    def gateway(**more: str) -> Gateway:
+        objects = f"file://{tmp_path}/objects"
+        made = gateway_factory(
+            "127.0.0.1:1", tmp_path, TWODOOR_JOBS_DATABASE_URL=database_url, TWODOOR_JOBS_OBJECTS_URL=objects, **more
+        )
+        return made.start(triton_up=False)
+
+    moments = ("before_accept", "after_accept")
+    for moment in moments:
+        dying = gateway(TWODOOR_TEST_CRASHPOINT=moment)
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            await asyncio.to_thread(submit, dying, moment)
+    assert await count(database_url, "jobs") == 1
+    next_one = gateway()
+    for moment in moments:
+        answers = [await asyncio.to_thread(submit, next_one, moment) for _ in range(2)]
+        assert [status for status, _, _ in answers] == [202, 202]
+        assert [replayed for _, replayed, _ in answers] == ["true" if moment == "after_accept" else None, "true"]
+        assert len({job for _, _, job in answers}) == 1
+    assert [await count(database_url, table) for table in ("jobs", "uploads")] == [2, 1]
+
+
 def memory_bytes(gateway: Gateway, name: str) -> int:
     """``VmRSS`` now, ``VmHWM`` the most so far."""
     status = Path(f"/proc/{gateway.child.pid}/status").read_text()

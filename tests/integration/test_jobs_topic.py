@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -283,3 +284,23 @@ async def test_over_postgres_and_a_folder_too_exactly_what_nobody_can_need_is_sw
         sweep = Orphans(house.ledger, house.objects, 60, lambda: datetime.now(UTC) + timedelta(seconds=120))
         assert await sweep.sweep(lambda: True)
         assert await house.keys() == needed | kept
+
+
+async def test_a_job_s_end_is_not_taken_while_another_is_just_taking_its_acceptance(
+    database_url: str, tmp_path: Path
+) -> None:
+    settings = JobsSettings(database_url=database_url, objects_url=tmp_path.as_uri())  # type: ignore[arg-type]
+    async with (
+        open_ledger(settings) as ledger,
+        await psycopg.AsyncConnection.connect(database_url) as other,
+    ):
+        house = House(ledger, open_objects(settings))
+        job = await house.accept()
+        await house.work(await house.claim())
+        await ledger.close_due(10)
+        await other.execute("UPDATE twodoor.notifications SET lease_until = now() + '1 hour' WHERE kind = 'accepted'")
+        # What the other one has done cannot be seen yet.
+        assert await ledger.take_notifications("c1", 10, 60) == []
+        await other.rollback()
+        told = await ledger.take_notifications("c1", 10, 60)
+        assert [(found.job.id, found.kind) for found in told] == [(job.id, "accepted"), (job.id, "ended")]

@@ -28,6 +28,16 @@ def test_help_names_every_command() -> None:
         assert name in result.output
 
 
+def test_no_command_is_registered_twice() -> None:
+    names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
+    assert sorted(map(str, names)) == sorted(COMMANDS)
+
+
+def test_up_names_every_part_it_starts() -> None:
+    said = " ".join(run.invoke(app, ["up", "--help"]).output.split())
+    assert "Start PostgreSQL, Kafka, Triton, the gateway and the consumer" in said
+
+
 def test_help_is_fast_because_nothing_heavy_is_loaded() -> None:
     code = "import sys; sys.argv = ['twodoor', '--help']\ntry:\n import twodoor.cli; twodoor.cli.main()\nexcept SystemExit: pass\n"
     code += "bad = {'httpx', 'aiokafka', 'psycopg', 'numpy', 'transformers', 'pydantic', 'serving', 'jobs', 'local_stack'} & set(sys.modules)\n"

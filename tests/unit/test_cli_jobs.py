@@ -117,6 +117,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_says_how_to_come_back(s
         ["submit", str(ROOT)],
         ["submit", "pyproject.toml", "--metadata", "novalue"],
         ["submit", "pyproject.toml", "--output", "no/such/folder/out"],
+        ["submit", "pyproject.toml", "--output", "docs"],
         ["submit", "pyproject.toml", "--completion-window-s", "0"],
         ["submit", "pyproject.toml", "--idempotency-key", "clé"],
         ["jobs"],

@@ -1,12 +1,14 @@
 """A JSON lines file becomes records: where a row ends, which line is bad and why."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.v1.bulk_pb2 import BulkRequest, BulkResult
+from twodoor.commands.consume import _show
 from twodoor.lines import BadLine, LineSplitter, decode_result, encode, parse
 
 
@@ -94,6 +96,30 @@ def test_a_protobuf_result_reads_as_its_json_form() -> None:
         "output": {"sentiment": "positive", "label": "positive", "score": 0.75, "scores": {"positive": 0.75}},
         "source": {"topic": "t", "partition": 2, "offset": 9},
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (
+            {"event": "ended", "id": "job_1", "status": "completed", "rows": {"total": 1}},
+            "job_1                                    ended completed",
+        ),
+        (
+            {"event": "refused", "code": "invalid_json", "message": "not\x1b JSON"},
+            "-                                        refused invalid_json: not\ufffd JSON",
+        ),
+        (
+            {"id": "r1", "output": {"label": "positive", "scores": {"positive": 0.75}}},
+            "r1                                       positive 0.750",
+        ),
+    ],
+)
+def test_consume_shows_a_result_or_an_event_of_a_job_in_one_line(
+    value: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show(SimpleNamespace(value=json.dumps(value).encode(), headers=()), as_json=False)
+    assert capsys.readouterr().out == f"{line}\n"
 
 
 def test_a_record_that_is_no_result_is_said_to_be_none() -> None:

@@ -154,8 +154,9 @@ def test_start_order_is_models_then_triton_then_doors_and_kafka_then_topics_then
     assert after("migrate") == {"postgres": "service_healthy"}
     assert after("bucket") == {"objects": "service_healthy"}
     assert {after("consumer")[name] for name in ("migrate", "bucket")} == {"service_completed_successfully"}
-    # /predict needs Triton only.
-    assert after("gateway").keys() == {f"triton-{tier}" for tier in TIERS}
+    # /predict needs Triton only, but a door does not start on a database that lacks what its code needs.
+    assert after("gateway")["migrate"] == "service_completed_successfully"
+    assert after("gateway").keys() == {"migrate", *(f"triton-{tier}" for tier in TIERS)}
 
 
 def test_only_the_gateway_is_published_and_only_on_loopback(services: dict[str, Service]) -> None:
@@ -185,6 +186,9 @@ def test_made_secrets_open_what_the_services_ask_for_and_stay_the_same(
     secrets = made()
     assert made() == secrets
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
+    own = "postgresql://me:secret@db.example:6432/ledger"
+    (tmp_path / "secrets" / "database_url").write_text(own)
+    assert made()["database_url"] == own
     assert set(secrets) == {Path(s["file"]).name for s in composed()["secrets"].values()}
     url, postgres = urlsplit(secrets["database_url"]), services["postgres"]["environment"]
     assert (url.scheme, url.hostname, url.port) == ("postgresql", "postgres", 5432)

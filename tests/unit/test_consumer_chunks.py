@@ -5,12 +5,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from batch_consumer import suspects
+from batch_consumer import chunk_work, pace, suspects
+from batch_consumer.chunk_rows import parse_rows
 from batch_consumer.rows import Row
-from jobs.intake import Submitter
+from jobs.forms import JobRequest
+from jobs.intake import JobIntake, Submitter
 from jobs.states import Status
 from serving.errors import ModelDied, ModelFailed, ModelNotReady
+from serving.settings import JobsSettings
 from tests.unit.job_house import House, closed, result_lines, stores, submit, until
 from tests.unit.test_consumer_lane import World
 
@@ -118,10 +122,16 @@ async def test_cancelling_while_the_model_is_away_closes_the_job_at_once(world: 
 
 async def test_an_input_that_is_gone_fails_the_job_and_each_row_by_its_index(world: World) -> None:
     ledger, objects = stores()
-    job = await submit(ledger, objects, ROWS)
+    accepted = await JobIntake(ledger, objects, JobsSettings(chunk_rows=32)).submit(  # type: ignore[call-arg]
+        JobRequest("m", inputs=ROWS), Submitter("default"), request_id="r-1"
+    )
+    job = accepted.job
     await objects.delete([f"jobs/{job.id}/input"])
-    async with House(world, ledger, objects).running():
-        done = await closed(ledger, job)
+    with capture_logs() as logs:
+        async with House(world, ledger, objects).running():
+            done = await closed(ledger, job)
+    steps = [(line["from_status"], line["to_status"], line["request_id"]) for line in logs if line["event"] == "job"]
+    assert steps == [("queued", "running", "r-1"), ("running", "failing", "r-1")]
     assert (done.status, done.error_code) == (Status.FAILED, "input_lost")
     await assert_each_row_once(ledger, objects, done, dict.fromkeys(range(100), "job_failed"))
     assert world.requests == []
@@ -382,6 +392,86 @@ async def test_jobs_whose_model_is_away_do_not_keep_the_others_waiting(world: Wo
         world.ready_versions = ("2", "1")
         for job in stuck:
             await closed(ledger, job)
+
+
+async def test_a_job_is_cancelled_also_in_a_pause_with_as_many_claims_as_may_be_held(world: World) -> None:
+    ledger, objects = stores()
+    others = [await submit(ledger, objects, ROWS * 8, chunk_rows=200) for _ in range(2)]
+    async with House(world, ledger, objects, max_chunks=4).running() as house:
+        await until(lambda: len(house.leases.chunks) == 4)
+        await ledger.set_paused(True)
+        await until(lambda: house.lane.paused and house.lane.count_in_flight() == 0)
+        assert sum(not chunk.is_settled for chunk in house.leases.chunks.values()) == 4
+        late = await submit(ledger, objects, ROWS)
+        await ledger.cancel("default", late.id)
+        assert (await closed(ledger, late)).status is Status.CANCELLED
+        assert not any([(await ledger.get("default", job.id)).status.ended for job in others])
+        await ledger.set_paused(False)
+        for job in others:
+            await assert_each_row_once(ledger, objects, await closed(ledger, job))
+
+
+async def test_a_job_is_cancelled_also_while_all_claims_that_may_be_held_wait_for_a_model_that_hangs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, objects = stores()
+    answers = asyncio.Event()
+    infer = world.infer
+
+    async def hang(*given: Any, **more: Any) -> Any:
+        await answers.wait()
+        return await infer(*given, **more)
+
+    monkeypatch.setattr(world, "infer", hang)
+    others = [await submit(ledger, objects, ROWS) for _ in range(2)]
+    async with House(world, ledger, objects, max_chunks=4).running() as house:
+        await until(lambda: len(house.leases.chunks) == 4)
+        late = await submit(ledger, objects, ROWS)
+        await ledger.cancel("default", late.id)
+        assert (await closed(ledger, late)).status is Status.CANCELLED
+        assert len(house.leases.chunks) == 4
+        answers.set()
+        for job in others:
+            await assert_each_row_once(ledger, objects, await closed(ledger, job))
+
+
+async def test_a_chunk_that_breaks_its_consumer_again_and_again_rests_and_keeps_nobody_else_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, objects = stores()
+    bad = await submit(ledger, objects, ROWS[:40])
+    broken: list[bytes] = []
+    is_mended = False
+
+    def parse(data: bytes, *more: Any) -> Any:
+        if b"row 000" in data and not is_mended:
+            broken.append(data)
+            raise KeyError("a bug")
+        return parse_rows(data, *more)
+
+    monkeypatch.setattr(chunk_work, "parse_rows", parse)
+    monkeypatch.setattr(pace, "MAX_REST_S", 0.2)
+    async with House(world, ledger, objects).running() as house:
+        await until(lambda: any(chunk.is_resting for chunk in house.leases.chunks.values()))
+        good = await submit(ledger, objects, ROWS[40:])
+        await assert_each_row_once(ledger, objects, await closed(ledger, good))
+        is_mended = True
+        await assert_each_row_once(ledger, objects, await closed(ledger, bad))
+        assert house.sample("twodoor_retries_total", reason="internal_error") == len(broken) >= 5
+    assert [chunk.generation for chunk in ledger._state.jobs[bad.id].chunks] == [len(broken) + 1, 1]
+
+
+async def test_a_chunk_that_rests_ends_at_once_with_its_job_and_holds_up_no_other_of_it(world: World) -> None:
+    ledger, objects = stores()
+    job = await submit(ledger, objects, ROWS)
+    for chunk in ledger._state.jobs[job.id].chunks[:3]:
+        chunk.generation = 40
+    async with House(world, ledger, objects).running() as house:
+        await until(lambda: sum(chunk.is_resting for chunk in house.leases.chunks.values()) == 3)
+        await until(lambda: house.door.progress == 1)
+        await ledger.cancel("default", job.id)
+        done = await closed(ledger, job)
+    await assert_each_row_once(ledger, objects, done, dict.fromkeys(range(96), "job_cancelled"))
 
 
 async def test_two_tenants_get_rows_by_weight_and_the_topic_its_half(world: World) -> None:

@@ -443,3 +443,20 @@ async def test_rows_that_are_being_tokenized_when_their_version_goes_are_not_los
     may_end.set()
     world.ready_versions = ("2", "1")
     await until(lambda: len(world.outcomes) == 2)
+
+
+@pytest.mark.parametrize("panic", [RuntimeError, type("Panic", (BaseException,), {})])
+async def test_a_text_the_tokenizer_itself_fails_on_is_an_error_of_its_row_and_ends_nobody(
+    world: World, lane: Lane, panic: type[BaseException]
+) -> None:
+    encode = world.encode
+
+    def fail(texts: Sequence[str], truncate: bool) -> list[Encoded | RowError]:
+        if "row 07" in texts:
+            raise panic("index out of range")
+        return encode(texts, truncate)
+
+    world.encode = fail  # type: ignore[method-assign]
+    lane.submit(rows(world, TEXTS))
+    await until(lambda: len(world.outcomes) == 32)
+    assert world.codes() == {7: "model_failed"}

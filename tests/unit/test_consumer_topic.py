@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ class FakeConsumer:
         self.is_stopped = False
         self.ends = {TP: 0, OTHER: 0}
         self.positions = {TP: 0, OTHER: 0}
+        self._client = SimpleNamespace(bootstrap=self.start)
 
     async def start(self) -> None: ...
 

@@ -1,16 +1,23 @@
 """The documents: links lead somewhere, names they use exist, and the settings page is what the classes say."""
 
 import re
+import shlex
+import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field
+import typer
+from pydantic import Field, SecretStr
 
+from gateway import jobs_routes
+from jobs.states import SHOWN
 from serving import settings, settings_doc
-from serving.errors import RowError, ServerError, TwodoorError
-from serving.settings import Settings
+from serving.errors import ConfigError, TwodoorError
+from serving.settings import KafkaSettings, Settings
+from twodoor.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -63,10 +70,94 @@ def test_a_document_names_only_settings_that_exist(page: Path) -> None:
     assert named - prefixes <= known
 
 
-def test_the_doors_page_explains_every_code_of_the_error_tree() -> None:
+@cache
+def source(*folders: str) -> str:
+    """Return the text of the product's modules and migrations."""
+    files = (
+        file for folder in folders for file in sorted((ROOT / folder).rglob("*")) if file.suffix in (".py", ".sql")
+    )
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def test_the_doors_page_explains_every_code_of_the_error_tree_and_of_the_gateway() -> None:
     page = (ROOT / "docs/doors.md").read_text(encoding="utf-8")
-    codes = {cls.code for base in (RowError, ServerError) for cls in subclasses(base)}
+    codes = {cls.code for cls in subclasses(TwodoorError)} - {ConfigError.code}
+    codes |= set(re.findall(r'(?:Problem|_refuse)\(\s*\d{3}, "(\w+)"', source("gateway")))
+    assert "range_not_satisfiable" in codes
     assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_the_doors_page_explains_every_state_and_topic() -> None:
+    page = (ROOT / "docs/doors.md").read_text(encoding="utf-8")
+    topics = [field.default for name, field in KafkaSettings.model_fields.items() if name.endswith("_topic")]
+    assert len(topics) == 6
+    assert [name for name in (*SHOWN, *topics) if f"`{name}`" not in page] == []
+
+
+def test_every_route_of_jobs_is_in_a_document() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES).replace("{id}", "{job_id}")
+    assert [
+        route.path for route in jobs_routes.ROUTES if not re.search(rf"{re.escape(route.path)}(?![\w/])", pages)
+    ] == []
+
+
+def test_the_operations_page_has_exactly_the_metrics_there_are() -> None:
+    made = set(re.findall(r'"(twodoor_[a-z_]+)"', source("gateway", "batch_consumer")))
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"twodoor_[a-z_]+", page)) == made
+
+
+def test_the_operations_page_has_exactly_the_duties_that_the_ledger_counts() -> None:
+    view = source("jobs/migrations").partition("CREATE VIEW twodoor.duties")[2].partition(";")[0]
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8").partition("\n## Duties")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == re.findall(r"SELECT '(\w+)',", view)
+
+
+def test_what_the_operations_page_quotes_from_logs_is_logged() -> None:
+    page = re.sub(r"`[^`\n]*`", "", plain(ROOT / "docs/operations.md"))
+    quoted = set(re.findall(r'"(\w[\w ]*[ _]\w[\w ]*)"', page))
+    assert {"duties wait", "ledger_away"} <= quoted
+    code = source("gateway", "batch_consumer", "serving", "jobs")
+    assert {words for words in quoted if f'"{words}"' not in code} == set()
+
+
+def test_the_architecture_page_has_a_row_for_every_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    packages = tools["importlinter"]["root_packages"]
+    assert [name for name in packages if f"\n| `{name}/` |" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_document_shows_only_commands_and_targets_that_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = page.read_text(encoding="utf-8")
+    assert {name for name in re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE) if name not in targets} == set()
+    for line in shown_commands(text):
+        command: Any = typer.main.get_command(app)
+        options: set[str] = set()
+        for word in shlex.split(line, comments=True)[1:]:
+            if hasattr(command, "commands"):
+                if "|" in word:  # `a|b`: several in one
+                    break
+                assert word in command.commands, f"{page.name}: {line}"
+                command = command.commands[word]
+                options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+            elif word.startswith("-") and word != "-":
+                assert word.partition("=")[0] in {*options, "--help"}, f"{page.name}: {line}"
+
+
+def shown_commands(text: str) -> Iterator[str]:
+    """Yield every `twodoor` command of a page, in blocks and in sentences."""
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    yield from re.findall(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?(twodoor .*)$", blocks, re.MULTILINE)
+    yield from re.findall(r"`(twodoor [a-z][^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_document_names_only_files_of_the_repository_that_exist(page: Path) -> None:
+    named = re.findall(r"`([a-z_]+/[\w./-]+\.(?:py|sh|yaml|md|toml|proto|sql))`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 def test_the_trap_table_has_a_row_for_each_of_the_seventeen() -> None:
@@ -118,6 +209,7 @@ def test_defaults_and_bounds_are_shown_as_a_person_would_write_them(monkeypatch:
         kind: Literal["x", "y"] = Field("x", description="Kind.")
         needed: str = Field(min_length=1, description="Needed.")
         names: tuple[str, ...] = Field(("p", "q"), description="Names.")
+        password: SecretStr = Field(SecretStr("hidden"), description="Secret.")
 
     monkeypatch.setattr(settings_doc, "ALL_SETTINGS", (OddSettings,))
     page = settings_doc.render()
@@ -128,4 +220,5 @@ def test_defaults_and_bounds_are_shown_as_a_person_would_write_them(monkeypatch:
     assert "| `SHARE` | `0.5` | number, at least 0, at most 1 | Share. |" in page
     assert "| `KIND` | `x` | `x` or `y` | Kind. |" in page
     assert "| `NEEDED` | must be set | text, not empty | Needed. |" in page
+    assert "| `PASSWORD` | not set | text | Secret. |" in page
     assert "| `NAMES` | `p,q` | comma-separated list | Names. |" in page

@@ -154,7 +154,10 @@ async def test_jobs_of_a_model_that_does_not_exist_fail_and_those_of_one_that_lo
             await until(lambda: _status(house, unknown, Status.FAILED), "failed")
     assert (await house.ledger.get("t", unknown.id)).error_code == "unknown_model"
     assert await _status(house, loading, Status.QUEUED)
-    assert [entry["to_status"] for entry in logs if entry["event"] == "job"] == ["failing", "failed"]
+    steps = [
+        (entry["from_status"], entry["to_status"], entry["request_id"]) for entry in logs if entry["event"] == "job"
+    ]
+    assert steps == [("queued", "failing", "req-1"), ("failing", "failed", "req-1")]
 
 
 async def test_jobs_that_pinned_a_version_that_is_gone_fail_but_not_while_triton_is_away(house: House) -> None:

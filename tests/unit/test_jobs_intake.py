@@ -341,3 +341,15 @@ async def test_memory_does_not_grow_with_the_body(ledger: Ledger, tmp_path: Any)
         tracemalloc.stop()
     assert accepted.job.rows_total == 1_000_000
     assert peak_bytes < 16 * 2**20
+
+
+async def test_the_lines_of_inputs_are_never_in_memory_at_once(ledger: Ledger, objects: Objects) -> None:
+    inputs = ["a row of about the usual size, sixty bytes in all, no more"] * 100_000
+    tracemalloc.start()
+    try:
+        accepted = await JobIntake(ledger, objects, JobsSettings()).submit(request(inputs=inputs), TENANT)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert accepted.job.rows_total == len(inputs)
+    assert peak_bytes < 10 * 2**20

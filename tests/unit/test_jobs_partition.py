@@ -176,5 +176,30 @@ async def test_what_cannot_be_read_is_looked_up_again_or_stands_still_but_is_nev
     assert kafka.sought == sought
 
 
+async def test_a_rebalance_that_does_not_end_ends_the_session_so_that_a_new_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(JobsSession, "_make_consumer", lambda *_: _Subscribed())
+    short: dict[str, Any] = {"drain_timeout_s": 0.01, "kafka_timeout_s": 0.02, "kafka_check_interval_s": 0.01}
+    parts = JobsParts(KafkaSettings(), ConsumerSettings(**short), Any, Metrics(), Taken())  # type: ignore[arg-type, call-arg]
+    session = JobsSession(parts, 1_024)
+    running = asyncio.create_task(session.run(asyncio.Event()))
+    await session.on_partitions_revoked(set())
+    await session.on_partitions_assigned(set())
+    await asyncio.sleep(4 * session._join_limit_s)
+    assert not running.done()
+    await session.on_partitions_revoked(set())
+    with pytest.raises(TimeoutError, match="does not end"):
+        await asyncio.wait_for(running, 5)
+
+
 class _Subscribed:
     def subscribe(self, topics: list[str], listener: object) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def getmany(self, *_: Any, **__: Any) -> dict[TopicPartition, Any]:
+        await asyncio.sleep(0.01)
+        return {}

@@ -141,6 +141,28 @@ def test_two_settings_with_the_same_port_are_named() -> None:
         check_free([PortUse(port, "TWODOOR_A"), PortUse(port, "TWODOOR_B")])
 
 
+@pytest.mark.parametrize(
+    ("variable", "folder", "service", "sentence"),
+    [
+        ("TWODOOR_HOME", "my home", "triton", "from a path with ' ' in it"),
+        ("TWODOOR_MODELS_REPOSITORY", "models(new)", "triton", r"from a path with '\(' in it"),
+        ("TWODOOR_HOME", "a,b", "kafka", "Kafka takes a comma"),
+    ],
+)
+def test_a_path_that_a_part_would_hang_on_is_refused_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, folder: str, service: str, sentence: str
+) -> None:
+    monkeypatch.setenv(variable, str(home.parent / folder))
+    with pytest.raises(ConfigError, match=f"{sentence}.*set {variable}"):
+        StackConfig.load().check_paths()
+    said: list[str] = []
+    assert up(services=(service,), report=said.append) == 1
+    assert said[-1].startswith("cannot start: ")
+    assert variable in said[-1]
+    others = ("postgres",) if service == "kafka" else ("postgres", "kafka")
+    StackConfig.load(services=others).check_paths()
+
+
 def test_free_ports_are_different_and_free() -> None:
     ports = free_ports(9)
     assert len(set(ports)) == 9
@@ -451,3 +473,19 @@ def test_what_is_most_often_a_typing_error_is_told_at_the_start(
     misspelt, missing = doubts(StackConfig.load())
     assert "TWODOOR_GATEWAY_PROT" in misspelt
     assert "no model sentiment_model" in missing
+
+
+def test_a_store_that_others_may_use_is_told_before_the_local_ledger_sweeps_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[str]:
+        return [doubt for doubt in doubts(StackConfig.load()) if "OBJECTS_URL" in doubt]
+
+    monkeypatch.setenv("TWODOOR_JOBS_OBJECTS_URL", "s3://production/jobs")
+    (doubt,) = told()
+    assert "is deleted" in doubt
+    monkeypatch.setenv("TWODOOR_JOBS_OBJECTS_URL", (home / "objects").as_uri())
+    assert told() == []
+    monkeypatch.setenv("TWODOOR_JOBS_OBJECTS_URL", "s3://production/jobs")
+    monkeypatch.setenv("TWODOOR_JOBS_DATABASE_URL", "postgresql://ledger.example/twodoor")
+    assert told() == []

@@ -76,10 +76,13 @@ def _show(record: Any, as_json: bool) -> None:
     if as_json:
         say_json(result)
         return
-    typer.echo(f"{shorten(str(result.get('id')), 40):<40} {plain(_answer(result))}")
+    typer.echo(f"{shorten(str(result.get('id', '-')), 40):<40} {plain(_answer(result))}")
 
 
 def _answer(result: dict[str, Any]) -> str:
+    if "event" in result:  # of twodoor.jobs.events
+        told = result.get("status") or f"{result.get('code')}: {result.get('message')}"
+        return f"{result['event']} {told}"
     if "error" in result:
         return f"error {result['error'].get('code')}: {result['error'].get('message')}"
     if "predictions" in result:

@@ -16,7 +16,8 @@ def migrate(
 ) -> None:
     """Apply the migrations that are due to the database of TWODOOR_JOBS_DATABASE_URL, all of them or none.
 
-    Several at once are fine: one does it and the others find it done. `twodoor up` does this by itself.
+    Several at once are fine: one does it and the others find it done. `twodoor up` does this by itself to the
+    PostgreSQL it starts; a database of your own needs this command first, and again after an upgrade.
     """
     url = os.environ.get(URL_VARIABLE, "")
     if not url:

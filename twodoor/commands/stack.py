@@ -13,7 +13,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all is ready; stop with `down`.")] = False,
     consumers: Annotated[int | None, typer.Option(min=0, max=16, help="How many consumers to start.")] = None,
 ) -> None:
-    """Start Triton, Kafka, the gateway and the consumer, and keep them running."""
+    """Start PostgreSQL, Kafka, Triton, the gateway and the consumer, and keep them running."""
     with needs("server,local"):
         import local_stack
     raise typer.Exit(local_stack.up(detach, consumers))

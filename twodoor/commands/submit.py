@@ -57,8 +57,8 @@ def submit(
         "model": model, "truncate": truncate, "metadata": _metadata(metadata or []), "compress": compress,
         "completion_window_s": completion_window_s, "result_ttl_s": result_ttl_s, "idempotency_key": idempotency_key,
     }  # fmt: skip
-    if output is not None and not output.absolute().parent.is_dir():
-        fail(f"there is no folder {output.parent}", Exit.USAGE)
+    if output is not None:
+        _check_output(output)
     with asking() as client:
         job = _submit(client, file, options)
         if not wait and output is None:
@@ -107,6 +107,14 @@ def _open(file: str) -> Path | BinaryIO:
             return path
     except OSError as exc:
         fail(f"cannot read {file}: {exc.strerror}", Exit.USAGE)
+
+
+def _check_output(output: Path) -> None:
+    """Refuse before the job is made what could not be written after its end."""
+    if not output.absolute().parent.is_dir():
+        fail(f"there is no folder {output.parent}", Exit.USAGE)
+    if output.is_dir():
+        fail(f"{output} is a folder: --output names a file", Exit.USAGE)
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:

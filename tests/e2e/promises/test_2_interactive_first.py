@@ -62,9 +62,10 @@ def test_everything_of_the_bulk_side_runs_at_a_lower_os_priority_in_one_session(
     assert first
     assert {nice_of(pid) for pid in bulk if "stub_faulty" not in stubs[pid]} == {19}
     assert {nice_of(pid) for pid in first} == {0}
-    gateway, consumer, kafka = (stack.pid(name) for name in ("gateway", "consumer", "kafka"))
+    gateway, consumer, kafka, postgres = (stack.pid(name) for name in ("gateway", "consumer", "kafka", "postgres"))
     assert nice_of(gateway) == 0
     assert nice_of(consumer) > 0
     assert nice_of(kafka) > 0
+    assert nice_of(postgres) > 0
     # nice counts only among processes of one session where the kernel groups sessions (autogroup).
     assert len({session_of(pid) for pid in (triton, gateway, consumer, kafka, *stubs)}) == 1
