@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = "5"
+ROUNDS = "4"
 
 
 @pytest.mark.timeout(420)

@@ -153,6 +153,7 @@ class Consumer(Process):
             "TWODOOR_CONSUMER_SESSION_TIMEOUT_MS": "6000",
             "TWODOOR_CONSUMER_KAFKA_CHECK_INTERVAL_S": "0.5",
             "TWODOOR_CONSUMER_COMMIT_INTERVAL_MS": "200",
+            "TWODOOR_CONSUMER_KAFKA_TIMEOUT_S": "5",
             "TWODOOR_CONSUMER_RETRY_BACKOFF_MAX_S": "1",
             **topics.settings(),
             **{name: str(value) for name, value in settings.items()},

@@ -90,7 +90,7 @@ async def test_rows_in_flight_when_triton_goes_away_wait_and_are_answered_once(
     stack: Stack, make_consumer: Any
 ) -> None:
     topics = await make_topics(stack.kafka)
-    names = [f"t{index}" for index in range(2_000)]
+    names = [f"t{index}" for index in range(1_200)]
     await produce(stack.kafka, topics.requests, [request(name, f"{GOOD} {name}") for name in names])
     consumer = make_consumer(topics, TWODOOR_CONSUMER_STALL_TIMEOUT_S=2).start()
     await asyncio.to_thread(wait_until, lambda: "twodoor_rows_total" in str(consumer.metrics()), "first result", 60)
@@ -110,7 +110,7 @@ async def test_kafka_that_restarts_in_the_middle_costs_no_result_and_none_comes_
     stack: Stack, make_consumer: Any
 ) -> None:
     topics = await make_topics(stack.kafka)
-    names = [f"k{index}" for index in range(2_000)]
+    names = [f"k{index}" for index in range(1_200)]
     await produce(stack.kafka, topics.requests, [request(name, f"{GOOD} {name}") for name in names])
     consumer = make_consumer(topics).start()
     await asyncio.to_thread(wait_until, lambda: "twodoor_rows_total" in str(consumer.metrics()), "first result", 60)

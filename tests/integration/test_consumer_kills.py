@@ -10,7 +10,7 @@ from tests.integration.conftest import ConsumerFactory
 from tests.integration.consumer_parts import Topics, assert_each_once, make_topics, produce, request, results
 from tests.parts import wait_until
 
-RECORDS = 240
+RECORDS = 150
 IDS = [f"r{index}" for index in range(RECORDS)]
 
 # Each moment at another pass, so that some work is committed, some is on its way, and some is not yet begun.

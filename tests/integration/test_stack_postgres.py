@@ -109,10 +109,11 @@ def test_it_ends_at_once_although_somebody_is_connected_and_keeps_what_it_has(st
 
 
 def test_after_the_death_of_everything_the_next_up_works_whatever_the_old_pid_means_now(stack: Stack) -> None:
+    pid_file = folder_of(stack) / "postmaster.pid"
+    # Read before: a server that hears of its supervisor's death in time ends in order, and then takes the file away.
+    lines = pid_file.read_text().splitlines()
     stack.kill()
     wait_until(lambda: not list(processes(folder_of(stack))), "every process of the server is gone")
-    pid_file = folder_of(stack) / "postmaster.pid"
-    lines = pid_file.read_text().splitlines()
     pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
     stack.start()
     assert rows(stack) == [1]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from tests.parts import ROOT
 from twodoor.cli import app
+from twodoor.commands.models import pinned_versions
+from twodoor.config import ClientConfig
 
 run = CliRunner()
 
@@ -182,3 +185,30 @@ def test_control_characters_of_a_text_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in plain("\x1b[31mred")
     assert shorten("x" * 100, 10) == "x" * 9 + "…"
     assert len(shorten("\x00" * 100, 10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("content", "known"),
+    [
+        (b'{"code": "not_found"}', True),
+        (b"<h1>Not Found</h1>", False),
+        (b'{"detail": "Not Found"}', False),
+        (b"[]", False),
+    ],
+)
+def test_only_a_gateway_without_jobs_says_that_no_version_is_pinned(content: bytes, known: bool) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = ClientConfig.from_environ({"TWODOOR_CLIENT_URL": f"http://127.0.0.1:{server.server_port}"})
+        assert pinned_versions(config, "m") == (frozenset() if known else None)
+        server.shutdown()

@@ -177,8 +177,8 @@ def pinned_versions(config: ClientConfig, model: str) -> frozenset[str] | None:
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     try:
         answer = httpx.get(f"{config.url}/v1/admin/models", headers=headers, timeout=PINNED_TIMEOUT_S, trust_env=False)
-        if answer.status_code == httpx.codes.NOT_FOUND:
-            return frozenset()  # a gateway without jobs
+        if answer.status_code == httpx.codes.NOT_FOUND and answer.json()["code"] == "not_found":
+            return frozenset()  # a gateway without jobs, and not another program at its address
         answer.raise_for_status()
         return frozenset(str(version) for version in answer.json()["pinned"].get(model, ()))
     except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
