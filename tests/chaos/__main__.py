@@ -20,13 +20,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="a few rounds of the faults whose recovery is short")
     parser.add_argument("--planted", default="", help="a planted fault by name, or `all`, instead of the sound product")
+    parser.add_argument(
+        "--disk-only", action="store_true", help="only the rounds in which a local store's disk is full"
+    )
     parser.add_argument("--without-planted", action="store_true", help="only the sound product")
     options = parser.parse_args()
     names = list(PLANTED) if options.planted == "all" else [name for name in [options.planted] if name]
     if options.planted and not set(names) <= set(PLANTED):
         parser.error(f"--planted is one of all, {', '.join(PLANTED)}")
     report = Report(options.seed)
-    if not names:
+    if options.disk_only:
+        _full_disk(report, options.rounds, options.seed)
+    elif not names:
         _sound(report, options.rounds, options.seed, short=options.short)
         names = [] if options.short or options.without_planted else list(PLANTED)
     for name in names:
@@ -39,14 +44,17 @@ def _sound(report: Report, rounds: int, seed: int, *, short: bool) -> None:
     faults = SHORT if short else ALL
     with tempfile.TemporaryDirectory(prefix="twodoor-chaos-") as home:
         asyncio.run(run(Plan(rounds, seed, faults), Path(home), Store(), report))
-    if short:
-        return
-    # The same again on a folder: a disk that is full is not something an S3-compatible server can be.
+    if not short:
+        _full_disk(report, max(1, rounds // 10), seed)
+
+
+def _full_disk(report: Report, rounds: int, seed: int) -> None:
+    """On a folder: a disk that is full is not something an S3-compatible server can be."""
     with tempfile.TemporaryDirectory(prefix="twodoor-chaos-") as home:
         if not FullDisk.is_possible(Path(home)):
             print("chaos: not run: a full disk (this user may not mount a file system of its own)")
             return
-        plan = Plan(max(1, rounds // 10), seed, FULL_DISK, per_round=1, calm=())
+        plan = Plan(rounds, seed, FULL_DISK, per_round=1, calm=())
         asyncio.run(run(plan, Path(home), FullDisk(Path(home)), report))
 
 

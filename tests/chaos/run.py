@@ -57,16 +57,17 @@ async def run(plan: Plan, home: Path, store: Store | FullDisk, report: Report) -
             await asyncio.to_thread(arena.execute, PLANTED[plan.planted].sql)
         answers = await asyncio.to_thread(Answers.ask, arena.stack.gateway_url)
         dice = random.Random(plan.seed)
+        counted = 0
         for number, faults in enumerate(rounds(plan.seed, plan.faults, plan.per_round), 1):
-            counted = report.counted(plan.planted)
             if counted >= plan.rounds or number > plan.rounds * SPARE + 2:
                 break
             result = await _round(arena, answers, dice, f"{plan.planted or 'sound'}-{number}", faults, plan.end_s)
             report.add(plan.planted, result)
+            counted += result.counts
             if result.broken:
                 report.keep_logs(arena, plan.planted, number)
                 break
-            if report.counted(plan.planted) in (*plan.calm, plan.rounds) and plan.calm and result.counts:
+            if plan.calm and result.counts and counted in (*plan.calm, plan.rounds):
                 await _calm(arena, answers, dice, report, plan.end_s)
     finally:
         await asyncio.to_thread(arena.__exit__, None, None, None)
