@@ -22,7 +22,7 @@ from serving.registry import Registry
 
 log = structlog.get_logger(__name__)
 
-CHUNKS_PER_JOB = 2
+CHUNKS_PER_JOB = 4
 # Chunks that rest hold nothing but their claims. Those of one job must not keep all others away.
 RESTING_PER_JOB = 8
 RESTING = 64

@@ -21,7 +21,7 @@ from benchmarks.corpus import read_texts
 from benchmarks.job_door import JobDriver
 from benchmarks.run import SST2_DEFAULT
 from local_stack.stack import Stack
-from tests.stubs import STUB, write_repository
+from tests.stubs import STUB, WORDS, write_repository
 
 SIZES = (100_000, 1_000_000)
 SAMPLE_S = 0.5
@@ -78,12 +78,16 @@ def main() -> int:
 
 
 async def _measure(stack: Stack, sizes: list[int]) -> int:
-    texts = read_texts(Path(SST2_DEFAULT), 2_000).texts
+    # The stub takes certain words as orders to fail.
+    texts = tuple(
+        text for text in read_texts(Path(SST2_DEFAULT), 2_000).texts if not any(word in text for word in WORDS.values())
+    )
     results = []
     with psycopg.connect(stack.database_url, autocommit=True) as connection:
         connection.execute(NOTE_DONE)
     async with JobDriver(stack.gateway_url, STUB) as jobs:
-        await jobs.run(texts, 5_000, 120)
+        warm = await jobs.run(texts, 5_000, 120)
+        await jobs.delete(warm.id)
         for rows in sizes:
             results.append(await _one(stack, jobs, texts, rows))
             _print(results[-1])
@@ -156,10 +160,9 @@ def _statements(stack: Stack) -> int:
 
 
 async def _after_retention(stack: Stack) -> int:
-    """Wait until the deleted job's objects and chunks are gone, let the database tidy up, and measure its tables."""
+    """Wait until the deleted job's objects are gone (its chunks went with it), let the database tidy up, and measure its tables."""
     ends = time.monotonic() + RETAINED_S
-    left = "SELECT (SELECT count(*) FROM twodoor.garbage) + (SELECT count(*) FROM twodoor.chunks)"
-    while _number(stack, left) and time.monotonic() < ends:  # noqa: ASYNC110 (asked by SQL)
+    while _number(stack, "SELECT count(*) FROM twodoor.garbage") and time.monotonic() < ends:  # noqa: ASYNC110 (asked by SQL)
         await asyncio.sleep(SAMPLE_S)
     with psycopg.connect(stack.database_url, autocommit=True) as connection:
         # What autovacuum does by itself a minute later.

@@ -234,7 +234,7 @@ class ConsumerSettings(Settings):
         60.0, gt=0, description="With lag, a ready model and no progress for this long, /healthz fails."
     )
     max_chunks: int = Field(
-        16, ge=1, description="Most chunks of jobs that are claimed at one time; of one job at most two."
+        16, ge=1, description="Most chunks of jobs that are claimed at one time; of one job about four."
     )
     claim_interval_ms: int = Field(
         200, ge=10, description="How often the ledger is asked for a chunk while there is room and none was found."

@@ -103,7 +103,7 @@ def _counters_for_counts() -> None:
         await answer(self)
         claim = self.chunk.claim
         count = "SELECT public.planted_count(%s, %s)"
-        await self._parts.ledger._connections.fetch(count, (claim.chunk.job, claim.plan.row_count))
+        await self._parts.ledger._db.fetch(count, (claim.chunk.job, claim.plan.row_count))
         await asyncio.sleep(SLOW_S)
 
     ChunkWork._answer = counted  # type: ignore[method-assign]

@@ -38,12 +38,20 @@ class Report:
     rounds: dict[str, list[Round]] = field(default_factory=dict)
     memory: list[dict[str, int]] = field(default_factory=list)
     grown: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    """Planted faults that showed without chaos: finding them proves nothing."""
 
     def add(self, planted: str, result: Round) -> None:
         """Take a round and say it."""
         self.rounds.setdefault(planted, []).append(result)
         state = "; ".join(result.broken) if result.broken else "held" if result.counts else "held, hit nothing"
         print(f"{result.name}: {', '.join(result.faults)}: {state} ({result.seconds:.0f} s; {result.load})", flush=True)
+
+    def add_plain(self, planted: str, result: Round) -> None:
+        """Take the round without chaos that a planted fault has to pass unseen."""
+        print(f"{result.name}: no fault: {'; '.join(result.broken) or 'held'} ({result.seconds:.0f} s)", flush=True)
+        if result.broken:
+            self.plain.append(planted)
 
     def add_calm(self, result: Round, rss_bytes: dict[str, int]) -> None:
         """Take a round without a fault, and each process' memory after it."""
@@ -77,7 +85,8 @@ class Report:
     @property
     def missed(self) -> list[str]:
         """Planted faults that no round found."""
-        return [name for name, found in self.rounds.items() if name and not any(one.broken for one in found)]
+        unseen = [name for name, found in self.rounds.items() if name and not any(one.broken for one in found)]
+        return unseen + self.plain
 
     @property
     def ok(self) -> bool:

@@ -57,6 +57,9 @@ async def run(plan: Plan, home: Path, store: Store | FullDisk, report: Report) -
             await asyncio.to_thread(arena.execute, PLANTED[plan.planted].sql)
         answers = await asyncio.to_thread(Answers.ask, arena.stack.gateway_url)
         dice = random.Random(plan.seed)
+        if plan.planted:
+            # A fault that shows without any chaos would prove nothing.
+            report.add_plain(plan.planted, await _round(arena, answers, dice, f"{plan.planted}-0", (), plan.end_s))
         counted = 0
         for number, faults in enumerate(rounds(plan.seed, plan.faults, plan.per_round), 1):
             if counted >= plan.rounds or number > plan.rounds * SPARE + 2:
