@@ -5,13 +5,12 @@ import time
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, RecordTooLargeError
 
-from batch_consumer.bootstrap import ends_by_itself
 from batch_consumer.broker import Trouble
+from batch_consumer.group import UndecodableRecord, join_limit_s, make_consumer, records_of, stop_consumer
 from batch_consumer.jobs_partition import JobsPartition, JobsParts
-from batch_consumer.session import UndecodableRecord
 
 log = structlog.get_logger(__name__)
 
@@ -36,32 +35,12 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
         topic = parts.kafka.jobs_topic
         self._nowhere = TopicPartition(topic, -1)
         self._drain_s = self._settings.drain_timeout_s * 0.8
-        # Longer than any rebalance: other members drain for as long as this one may.
-        self._join_limit_s = 3 * (self._settings.drain_timeout_s + 2 * self._settings.kafka_timeout_s)
+        self._join_limit_s = join_limit_s(self._settings)
         self._consumer: Any = self._make_consumer(fetch_bytes)
         self._consumer.subscribe([topic], listener=self)
 
     def _make_consumer(self, fetch_bytes: int) -> Any:
-        settings = self._settings
-        drain_ms = int((settings.drain_timeout_s + 2 * settings.kafka_timeout_s) * 1000)
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._parts.kafka.bootstrap_servers,
-            client_id="twodoor-consumer-jobs",
-            group_id=settings.group_id,
-            enable_auto_commit=False,
-            # Where to begin is looked up in jobs_partition.py; an offset out of range must come up as an error.
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            max_partition_fetch_bytes=fetch_bytes,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_interval_ms=settings.session_timeout_ms // 3,
-            max_poll_interval_ms=settings.max_poll_interval_ms,
-            rebalance_timeout_ms=max(settings.session_timeout_ms, drain_ms),
-            request_timeout_ms=int(max(settings.kafka_timeout_s * 1000, drain_ms + 5_000)),
-            metadata_max_age_ms=10_000,
-        )
-        ends_by_itself(consumer._client)
-        return consumer
+        return make_consumer(self._parts.kafka, self._settings, "twodoor-consumer-jobs", fetch_bytes)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; raises one of ``Trouble`` where the consumer cannot go on."""
@@ -82,7 +61,7 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
             # From here on a rebalance brings no partitions: nobody would drain them.
             self._closing = True
             await self._drain()
-            await self._stop_consumer()
+            await stop_consumer(self._consumer, self._settings.kafka_timeout_s, self._parts.kafka.jobs_topic)
 
     async def _start_and_read(self) -> None:
         await asyncio.wait_for(self._consumer.start(), self._join_limit_s)
@@ -109,13 +88,7 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _visit(self, partition: TopicPartition, owned: JobsPartition) -> int:
         opening = owned.opening
-        try:
-            found = await self._consumer.getmany(partition, timeout_ms=0, max_records=MAX_RECORDS_PER_VISIT)
-        except KafkaError:
-            raise
-        except Exception as error:
-            raise UndecodableRecord(type(error).__name__) from error
-        messages = found.get(partition)
+        messages = await records_of(self._consumer, partition, MAX_RECORDS_PER_VISIT)
         if not messages:
             return 0
         if owned.is_open and owned.opening == opening:
@@ -207,9 +180,3 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
         async with self._draining:
             owned, self._owned = list(self._owned.values()), {}
             await asyncio.gather(*(one.drain(task, self._drain_s) for one, task in owned))
-
-    async def _stop_consumer(self) -> None:
-        try:
-            await asyncio.wait_for(self._consumer.stop(), self._settings.kafka_timeout_s)
-        except Trouble as error:
-            log.info("consumer of jobs did not stop in order", error=type(error).__name__)

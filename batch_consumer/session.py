@@ -5,11 +5,10 @@ import time
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError, RecordTooLargeError
 
-from batch_consumer.bootstrap import ends_by_itself
-from batch_consumer.broker import Trouble
+from batch_consumer.group import UndecodableRecord, join_limit_s, make_consumer, records_of, stop_consumer
 from batch_consumer.intake import take_in
 from batch_consumer.owned import OwnedPartition, Parts
 from serving.crashpoint import crashpoint
@@ -19,10 +18,6 @@ log = structlog.get_logger(__name__)
 IDLE_WAIT_MS = 50
 # A record may hold many rows: a bound for each visit keeps the window's overshoot small.
 MAX_RECORDS_PER_VISIT = 128
-
-
-class UndecodableRecord(KafkaError):  # type: ignore[misc]
-    """The client cannot even split the record into its parts: a header name that is not UTF-8, a codec's garbage."""
 
 
 class Session(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -38,36 +33,15 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._read_at_s = time.monotonic()
         self._behind = False
         self._rebalancing_since_s: float | None = None
-        # Longer than any rebalance: other members drain for as long as this one may, and a late one is evicted.
-        self._join_limit_s = 3 * (self._settings.drain_timeout_s + 2 * self._settings.kafka_timeout_s)
+        self._join_limit_s = join_limit_s(self._settings)
         topic = parts.kafka.requests_topic
         self._nowhere = TopicPartition(topic, -1)
         self._consumer: Any = self._make_consumer()
         self._consumer.subscribe([topic], listener=self)
 
     def _make_consumer(self) -> Any:
-        settings = self._settings
-        drain_ms = int((settings.drain_timeout_s + 2 * settings.kafka_timeout_s) * 1000)
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._parts.kafka.bootstrap_servers,
-            client_id="twodoor-consumer",
-            group_id=settings.group_id,
-            enable_auto_commit=False,
-            # Where to begin is looked up in owned.py. An offset out of range must come up as an error: with "earliest"
-            # or "latest" aiokafka would move on without a word.
-            auto_offset_reset="none",
-            isolation_level="read_committed",
-            max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
-            session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_interval_ms=settings.session_timeout_ms // 3,
-            max_poll_interval_ms=settings.max_poll_interval_ms,
-            # aiokafka's default is the session timeout: a drain longer than that would get the member evicted.
-            rebalance_timeout_ms=max(settings.session_timeout_ms, drain_ms),
-            request_timeout_ms=int(max(settings.kafka_timeout_s * 1000, drain_ms + 5_000)),
-            metadata_max_age_ms=10_000,
-        )
-        ends_by_itself(consumer._client)
-        return consumer
+        fetch_bytes = self._settings.max_partition_fetch_bytes
+        return make_consumer(self._parts.kafka, self._settings, "twodoor-consumer", fetch_bytes)
 
     @property
     def is_stuck(self) -> bool:
@@ -93,7 +67,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             # From here on a rebalance brings no partitions: nobody would drain them.
             self._closing = True
             await self._drain()
-            await self._stop_consumer()
+            await stop_consumer(self._consumer, self._settings.kafka_timeout_s, self._parts.kafka.requests_topic)
 
     async def _start(self, stop: asyncio.Event) -> None:
         """Start the consumer; joining a group takes as long as its other members' drain, so ``stop`` may cut it short."""
@@ -153,12 +127,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         if window is None:
             return 0
         most = min(owned.room, MAX_RECORDS_PER_VISIT)
-        try:
-            messages = (await self._consumer.getmany(partition, timeout_ms=0, max_records=most)).get(partition)
-        except KafkaError:
-            raise
-        except Exception as error:
-            raise UndecodableRecord(type(error).__name__) from error
+        messages = await records_of(self._consumer, partition, most)
         if not messages:
             return 0
         if not window.is_open:
@@ -262,9 +231,3 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             deadline_s = time.monotonic() + self._settings.drain_timeout_s * 0.8
             await asyncio.gather(*(one.drain(task, deadline_s) for one, task in owned))
             self._parts.lane.drop_dead()
-
-    async def _stop_consumer(self) -> None:
-        try:
-            await asyncio.wait_for(self._consumer.stop(), self._settings.kafka_timeout_s)
-        except Trouble as error:
-            log.info("consumer did not stop in order", error=type(error).__name__)

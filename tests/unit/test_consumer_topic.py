@@ -16,8 +16,7 @@ from aiokafka.errors import (
     RecordTooLargeError,
 )
 
-from batch_consumer import owned
-from batch_consumer import session as session_module
+from batch_consumer import group, owned
 from batch_consumer.metrics import Metrics
 from batch_consumer.owned import OwnedPartition, Parts
 from batch_consumer.partition import Window
@@ -111,7 +110,7 @@ def parts() -> Parts:
 
 @pytest.fixture
 def session(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr(session_module, "AIOKafkaConsumer", FakeConsumer)
+    monkeypatch.setattr(group, "AIOKafkaConsumer", FakeConsumer)
     made = Session(parts)
     for partition in (TP, OTHER):
         one = OwnedPartition(partition, made._consumer, parts)
