@@ -20,15 +20,18 @@ from serving.settings import (
     load,
     unknown_variables,
 )
+from serving.startup import phase_done, process_age_s
 from serving.telemetry import configure_logging, tracing
 
 
 def main() -> int:
     """Run until told to stop; returns the exit code, 2 where a setting has to be changed."""
+    imports_s = process_age_s()
     try:
         telemetry = load(TelemetrySettings)
         configure_logging(telemetry)
         log = structlog.get_logger("batch_consumer")
+        phase_done("imports", imports_s)
         settings = AllSettings(
             load(ModelSettings), load(TritonSettings), load(KafkaSettings), load(ConsumerSettings), load(JobsSettings)
         )

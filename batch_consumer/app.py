@@ -78,6 +78,7 @@ async def _run_loops(
         stores = jobs.dependencies() if jobs else {}
         return {"triton": registry.triton_up, "kafka": topic.is_up, **stores}
 
+    metrics.watch_process(lambda: watchdog.stalled, lambda: lane.paused, dependencies)
     health = HealthServer(
         make_app(lambda: watchdog.stalled, dependencies, metrics.render), consumer.host, consumer.port
     )

@@ -40,7 +40,8 @@ class Broker:
             self._admin = None
         if admin is not None:
             with suppress(*Trouble):
-                await asyncio.wait_for(admin.close(), self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    await admin.close()
 
     async def _started(self) -> Any:
         admin: Any = AIOKafkaAdminClient(
@@ -50,7 +51,8 @@ class Broker:
         )
         ends_by_itself(admin._client)
         try:
-            await asyncio.wait_for(admin.start(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await admin.start()
         except BaseException:
             await self._discard(admin)
             raise

@@ -22,18 +22,18 @@ class Canary:
         self._pipeline = pipeline
         self._registry = registry
         self._timeout_ms = settings.model_timeout_s * 1000
-        # A dead instance refuses at once and so draws requests to it; asking once for each instance and one more, at
-        # the same time, is what makes it show beside a living one.
-        self._at_once = settings.max_in_flight
 
     async def passes(self, rounds: int = 1) -> bool:
-        """Return whether every one of ``rounds`` times ``max_in_flight`` canaries passes."""
+        """Return whether all canaries pass, in each of ``rounds`` one for each instance and one more at once."""
         try:
             model = self._registry.get(self._name, self._version)
         except (DependencyDown, UnknownModel):
             return False
+        # A dead instance refuses at once and so draws requests to it; asking once for each instance and one more, at
+        # the same time, is what makes it show beside a living one.
+        at_once = model.spec.bulk_instances + 1
         for _ in range(rounds):
-            answers = await asyncio.gather(*(self._ask(model) for _ in range(self._at_once)))
+            answers = await asyncio.gather(*(self._ask(model) for _ in range(at_once)))
             if False in answers or True not in answers:
                 return False
         return True

@@ -16,6 +16,7 @@ from batch_consumer.metrics import UNKNOWN, Metrics
 from batch_consumer.pace import Backoff, rest_s
 from batch_consumer.parts import ResultPart, render_part
 from batch_consumer.transitions import log_transition, open_status
+from batch_consumer.waiting import happens
 from jobs.ledger import Ledger, part_key
 from jobs.objects import ObjectMissing, Objects
 from jobs.states import Status
@@ -95,8 +96,7 @@ class ChunkWork:
                 )  # fmt: skip
             chunk.changed.clear()
             self._check()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(chunk.changed.wait(), left_s)
+            await happens(chunk.changed, left_s)
         chunk.is_resting = False
 
     async def _give_back(self) -> None:
@@ -207,10 +207,9 @@ class ChunkWork:
                 await self._pause()
 
     async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._until_lost(), self._backoff.next_s())
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.next_s()):
+                await self._until_lost()
 
     async def _until_lost(self) -> None:
         while not self.chunk.is_lost:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 
 import structlog
 
@@ -15,6 +14,7 @@ from batch_consumer.chunk_work import ChunkParts, ChunkWork
 from batch_consumer.leases import Leases
 from batch_consumer.pace import Backoff
 from batch_consumer.transitions import log_beginning
+from batch_consumer.waiting import happens
 from jobs.records import Claim
 from serving.crashpoint import crashpoint
 from serving.errors import DependencyDown
@@ -89,8 +89,7 @@ class ChunkDoor:
                 raise self._error
             self._room.clear()
             if (pause_s := await self._claim_next()) and not stop.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), pause_s)
+                await happens(self._room, pause_s)
 
     async def _claim_next(self) -> float:
         """Claim one chunk if there is room; returns how long to wait before the next try, in seconds."""
@@ -216,7 +215,8 @@ class ChunkDoor:
             self._leases.drop(held[task])
         if claims:
             try:
-                await asyncio.wait_for(self._parts.ledger.release(claims), GOODBYE_TIMEOUT_S)
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await self._parts.ledger.release(claims)
                 log.info("claims given back", claims=len(claims))
             except (DependencyDown, TimeoutError):
                 log.warning("claims not given back: their leases run out", claims=len(claims))
@@ -228,6 +228,7 @@ class ChunkDoor:
 
     async def _leave(self) -> None:
         try:
-            await asyncio.wait_for(self._parts.ledger.leave(self._parts.consumer), GOODBYE_TIMEOUT_S)
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                await self._parts.ledger.leave(self._parts.consumer)
         except (DependencyDown, TimeoutError):
             log.info("the ledger is away: it forgets this consumer by itself")

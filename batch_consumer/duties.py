@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from batch_consumer.pace import Backoff
+from batch_consumer.waiting import happens
 from serving.errors import DependencyDown
 
 log = structlog.get_logger(__name__)
@@ -64,11 +65,8 @@ class Rounds:
                 if not stop.is_set() and duty.due_at_s <= time.monotonic():
                     await self._do(duty, stop)
             pause_s = min(duty.due_at_s for duty in self._duties) - time.monotonic()
-            try:
-                # Also where nothing is to wait for: the rest of the process gets its turn.
-                await asyncio.wait_for(self._wake.wait(), max(0.001, pause_s))
-            except TimeoutError:
-                continue
+            # Also where nothing is to wait for: the rest of the process gets its turn.
+            await happens(self._wake, max(0.001, pause_s))
 
     async def _do(self, duty: Duty, stop: asyncio.Event) -> None:
         duty.began_at_s = time.monotonic()

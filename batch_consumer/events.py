@@ -90,7 +90,8 @@ class Events:
         )
         ends_by_itself(producer.client)
         try:
-            await asyncio.wait_for(producer.start(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await producer.start()
         except BaseException:
             await end(producer, self._timeout_s)
             raise

@@ -71,6 +71,7 @@ async def records_of(consumer: Any, partition: TopicPartition, most: int) -> Seq
 async def stop_consumer(consumer: Any, timeout_s: float, topic: str) -> None:
     """Leave the group and close the connections, within ``timeout_s``."""
     try:
-        await asyncio.wait_for(consumer.stop(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await consumer.stop()
     except Trouble as error:
         log.info("consumer did not stop in order", topic=topic, error=type(error).__name__)

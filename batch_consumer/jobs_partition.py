@@ -14,6 +14,7 @@ from batch_consumer.broker import Broker, Trouble
 from batch_consumer.metrics import Metrics
 from batch_consumer.offsets import start_of
 from batch_consumer.pace import Backoff
+from batch_consumer.waiting import happens
 from serving.errors import DependencyDown, TwodoorError
 from serving.settings import ConsumerSettings, KafkaSettings
 
@@ -101,8 +102,10 @@ class JobsPartition:
         """Look up where the partition stands, and let the reader read from there."""
         partition, timeout_s = self.partition, self._settings.kafka_timeout_s
         committed, _ = await self._parts.broker.committed(partition)
-        beginning = (await asyncio.wait_for(self._consumer.beginning_offsets([partition]), timeout_s))[partition]
-        end = (await asyncio.wait_for(self._consumer.end_offsets([partition]), timeout_s))[partition]
+        async with asyncio.timeout(timeout_s):
+            beginning = (await self._consumer.beginning_offsets([partition]))[partition]
+        async with asyncio.timeout(timeout_s):
+            end = (await self._consumer.end_offsets([partition]))[partition]
         if self._revoked.is_set():
             return
         start = start_of(committed, self._parts.committed.get(partition), beginning, end)
@@ -164,14 +167,12 @@ class JobsPartition:
 
     async def _commit(self, offset: int) -> None:
         offsets = {self.partition: OffsetAndMetadata(offset, "")}
-        await asyncio.wait_for(self._consumer.commit(offsets), self._settings.kafka_timeout_s)
+        async with asyncio.timeout(self._settings.kafka_timeout_s):
+            await self._consumer.commit(offsets)
         self._parts.committed[self.partition] = self.position = offset
 
     async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._revoked.wait(), self._backoff.next_s())
-        except TimeoutError:
-            return
+        await happens(self._revoked, self._backoff.next_s())
 
     def _tell(self, error: Exception) -> None:
         self._parts.metrics.retries.labels("kafka").inc()

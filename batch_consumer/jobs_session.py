@@ -64,7 +64,8 @@ class JobsSession(ConsumerRebalanceListener):  # type: ignore[misc]
             await stop_consumer(self._consumer, self._settings.kafka_timeout_s, self._parts.kafka.jobs_topic)
 
     async def _start_and_read(self) -> None:
-        await asyncio.wait_for(self._consumer.start(), self._join_limit_s)
+        async with asyncio.timeout(self._join_limit_s):
+            await self._consumer.start()
         while True:
             if not await self._visit_all():
                 # Nothing to read: wait for data of any partition, and reset the poll timer. No records come back.

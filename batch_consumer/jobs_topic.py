@@ -12,6 +12,7 @@ from batch_consumer.jobs_records import JobsIntake, JobsRecords
 from batch_consumer.jobs_session import JobsSession
 from batch_consumer.metrics import Metrics
 from batch_consumer.pace import Backoff
+from batch_consumer.waiting import happens
 from serving.errors import DependencyDown
 from serving.settings import ConsumerSettings, JobsSettings, KafkaSettings
 
@@ -51,7 +52,7 @@ class JobsTopic:
                     backoff.reset()
                 except (DependencyDown, *Trouble) as error:
                     self._away(error)
-                    await _wait(stop, backoff.next_s())
+                    await happens(stop, backoff.next_s())
         finally:
             await broker.close()
 
@@ -71,10 +72,3 @@ class JobsTopic:
         if self._told_away:
             self._told_away = False
             log.info("jobs topic back")
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return

@@ -3,13 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 
 import structlog
 
 from batch_consumer.metrics import UNKNOWN, Metrics, Waiting
 from batch_consumer.model_lane import ModelLane
 from batch_consumer.rows import Row
+from batch_consumer.waiting import happens
 from serving.errors import DependencyDown, ModelNotReady, UnknownModel
 from serving.pipeline import Pipeline
 from serving.registry import Registry
@@ -79,8 +79,7 @@ class Lane:
                 for wanted in list(self._unsorted):
                     self._sort(*wanted)
                 self._check_tasks()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), LOOK_AGAIN_S)
+                await happens(self._wake, LOOK_AGAIN_S)
         finally:
             tasks = [*self._tasks.values(), *self._ending]
             for task in tasks:

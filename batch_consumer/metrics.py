@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from serving.dependency_gauge import DependencyGauge
+
 UNKNOWN = "unknown"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _RATIOS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 4, 8)
@@ -77,6 +79,26 @@ class Metrics:
         self.leases_lost = Counter(
             "twodoor_leases_lost_total", "Claims of chunks that went to another consumer.", registry=self.registry
         )
+
+        self._stalled = Gauge(
+            "twodoor_consumer_stalled",
+            "1 while there is work and none was finished for the stall timeout.",
+            registry=self.registry,
+        )
+        self._paused = Gauge(
+            "twodoor_bulk_paused", "1 while this consumer obeys a pause of bulk work.", registry=self.registry
+        )
+
+    def watch_process(
+        self,
+        is_stalled: Callable[[], bool],
+        is_paused: Callable[[], bool],
+        dependencies: Callable[[], Mapping[str, bool]],
+    ) -> None:
+        """Show what `/healthz` and `/readyz` say, and whether bulk work is paused."""
+        self._stalled.set_function(is_stalled)
+        self._paused.set_function(is_paused)
+        self.registry.register(DependencyGauge(dependencies))
 
     def watch(self, waiting: Callable[[], Waiting]) -> None:
         """Report backlog and age from ``waiting`` whenever somebody reads the metrics."""

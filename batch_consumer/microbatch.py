@@ -2,7 +2,8 @@
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from batch_consumer.rows import Row
 from batch_consumer.turns import Feeder, Turns
@@ -14,6 +15,14 @@ MAX_PADDING_CPU = 1.25
 NEAR_PADDING = 1.1
 # On a GPU a larger batch is nearly free.
 MAX_PADDING_GPU = 8.0
+
+Fits = Callable[[int, int], bool]
+"""Whether a micro-batch of so many rows, each padded to so many tokens, is still short enough."""
+
+
+def anything_fits(rows: int, length: int) -> bool:
+    """Bound nothing."""
+    return True
 
 
 class Leaf:
@@ -130,11 +139,13 @@ class Backlog:
             else:
                 self._end(feeder)
 
-    def take(self, max_rows: int, max_tokens: int, max_padding: float = MAX_PADDING_CPU) -> list[Row]:
+    def take(
+        self, max_rows: int, max_tokens: int, max_padding: float = MAX_PADDING_CPU, fits: Fits = anything_fits
+    ) -> list[Row]:
         """Remove and return the next micro-batch, empty where no row waits.
 
-        At most ``max_rows`` rows and ``max_tokens`` padded tokens (a single row may have more), and at most
-        ``max_padding`` padded tokens for each real one.
+        At most ``max_rows`` rows and ``max_tokens`` padded tokens, as long as it ``fits`` (a single row may have more),
+        and at most ``max_padding`` padded tokens for each real one.
         """
         order = self._in_turn()
         if not order:
@@ -144,7 +155,7 @@ class Backlog:
         for bound in (min(NEAR_PADDING, max_padding), max_padding):
             for feeder in order:
                 leaf, before = self._leaves[feeder], len(batch)
-                _fill(batch, leaf, max_rows, max_tokens, bound)
+                _fill(batch, leaf, Bounds(max_rows, max_tokens, bound, fits))
                 if len(batch) > before:
                     self._turns.served(feeder, len(batch) - before)
                 if len(batch) >= max_rows:
@@ -162,7 +173,23 @@ class Backlog:
         return self._turns.order(self._leaves)
 
 
-def _fill(batch: list[Row], leaf: Leaf, max_rows: int, max_tokens: int, max_padding: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a micro-batch may grow to."""
+
+    rows: int
+    tokens: int
+    padding: float
+    fits: Fits
+
+    def allow(self, rows: int, longest: int, real_tokens: int) -> bool:
+        """Return whether so many rows, padded to the longest, are within the bounds."""
+        padded = longest * rows
+        within = rows <= self.rows and padded <= self.tokens and padded <= self.padding * real_tokens
+        return within and self.fits(rows, longest)
+
+
+def _fill(batch: list[Row], leaf: Leaf, bounds: Bounds) -> None:
     """Move rows of one feeder into the batch, an empty one around the oldest, until a bound is reached."""
     if not batch and (seed := leaf.oldest()) is not None:
         leaf.remove(seed)
@@ -170,8 +197,7 @@ def _fill(batch: list[Row], leaf: Leaf, max_rows: int, max_tokens: int, max_padd
     longest, real = max(row.tokens for row in batch), sum(row.tokens for row in batch)
     for row in leaf.neighbours(longest, batch):
         top = max(longest, row.tokens)
-        padded = top * (len(batch) + 1)
-        if len(batch) >= max_rows or padded > max_tokens or padded > max_padding * (real + row.tokens):
+        if not bounds.allow(len(batch) + 1, top, real + row.tokens):
             return
         leaf.remove(row)
         batch.append(row)

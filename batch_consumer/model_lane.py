@@ -15,6 +15,7 @@ from batch_consumer.rows import Outcome, Row
 from batch_consumer.server import ModelServer
 from batch_consumer.suspects import Suspects
 from batch_consumer.verdict import Fault, Step
+from batch_consumer.waiting import happens
 from serving.crashpoint import crashpoint
 from serving.errors import DependencyDown, RowError, TwodoorError, UnknownModel, VersionGone
 from serving.pipeline import Pipeline
@@ -52,7 +53,7 @@ class ModelLane:
         self._suspects = Suspects(self._server, settings.row_deaths, self._deliver)
         self._encoding = 0
         self._in_flight: dict[asyncio.Task[None], list[Row]] = {}
-        self._pace = Pace(settings.max_in_flight)
+        self._pace = Pace(settings.max_in_flight or 1)
         self._wake = asyncio.Event()
         self._encode_wake = asyncio.Event()
 
@@ -114,7 +115,7 @@ class ModelLane:
                 await self._step()
                 if encoder.done():
                     encoder.result()
-                await _wait(self._wake, LOOK_AGAIN_S)
+                await happens(self._wake, LOOK_AGAIN_S)
         finally:
             tasks = [encoder, *self._in_flight]
             for task in tasks:
@@ -136,7 +137,7 @@ class ModelLane:
                 crashpoint("after_tokenize")
                 self._sort_encoded(rows, errors)
                 self._encoding = 0
-            await _wait(self._encode_wake, LOOK_AGAIN_S)
+            await happens(self._encode_wake, LOOK_AGAIN_S)
 
     def _sort_encoded(self, rows: list[Row], errors: list[RowError | None]) -> None:
         for row, error in zip(rows, errors, strict=True):
@@ -193,6 +194,9 @@ class ModelLane:
             if self.is_waiting:
                 if self._in_flight or not await self._recovered():
                     return
+            elif not await self._server.know_cost(model):
+                self._wake.set()
+                return
             elif self._suspects:
                 if self._in_flight:
                     return
@@ -200,7 +204,9 @@ class ModelLane:
                     await self._suspects.run_next(model)
                 else:
                     self._suspects.waiting.popleft()
-            elif len(self._in_flight) < self._pace.limit and (rows := self._next_rows(model)):
+            elif len(self._in_flight) < self._pace.of(self._server.most_in_flight(model)) and (
+                rows := self._next_rows(model)
+            ):
                 self._start(model, rows)
             else:
                 return
@@ -219,7 +225,7 @@ class ModelLane:
             else:
                 most = min(settings.max_microbatch_rows, model.spec.max_batch_rows)
                 padding = MAX_PADDING_GPU if model.spec.on_gpu else MAX_PADDING_CPU
-                rows = self._backlog.take(most, settings.max_microbatch_tokens, padding)
+                rows = self._backlog.take(most, settings.max_microbatch_tokens, padding, self._server.fits)
             if rows := self._fresh(model, rows):
                 return rows
         return []
@@ -284,10 +290,3 @@ class ModelLane:
         for row, outcome in zip(rows, outcomes, strict=True):
             row.finish(outcome)
         self._progress(len(rows))
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return

@@ -19,6 +19,7 @@ from batch_consumer.pace import Backoff
 from batch_consumer.partition import Record, Window, read_suspects, write_suspects
 from batch_consumer.results import count, outgoing
 from batch_consumer.transactions import PartitionProducer
+from batch_consumer.waiting import happens
 from serving.crashpoint import crashpoint
 from serving.errors import DependencyDown
 from serving.settings import ConsumerSettings, KafkaSettings
@@ -147,8 +148,10 @@ class OwnedPartition:
         partition, timeout_s = self.partition, self._settings.kafka_timeout_s
         await self._parts.facts.refresh()
         committed, metadata = await self._parts.broker.committed(partition)
-        beginning = (await asyncio.wait_for(self._consumer.beginning_offsets([partition]), timeout_s))[partition]
-        end = (await asyncio.wait_for(self._consumer.end_offsets([partition]), timeout_s))[partition]
+        async with asyncio.timeout(timeout_s):
+            beginning = (await self._consumer.beginning_offsets([partition]))[partition]
+        async with asyncio.timeout(timeout_s):
+            end = (await self._consumer.end_offsets([partition]))[partition]
         start = start_of(committed, self._parts.committed.get(partition), beginning, end)
         crashpoint("on_assigned_before_seek")
         if self._revoked:
@@ -189,10 +192,7 @@ class OwnedPartition:
             elif self._flush or (self._begin_again and not window.uncommitted):
                 return
             else:
-                try:
-                    await asyncio.wait_for(window.changed.wait(), due_s)
-                except TimeoutError:
-                    continue
+                await happens(window.changed, due_s)
 
     def _due_in_s(self, window: Window) -> float:
         """Return the seconds until the next transaction is due; a record nothing waits for is not kept waiting."""

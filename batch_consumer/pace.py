@@ -19,6 +19,13 @@ class Pace:
         self._successes = 0
         self.limit = most
 
+    def of(self, most: int) -> int:
+        """Return the limit, where at most ``most`` keep the instances busy: that is known once the model is."""
+        if most != self._most:
+            self.limit = most if self.limit == self._most else min(self.limit, most)
+            self._most = most
+        return self.limit
+
     def refused(self) -> None:
         """Triton's queue was full."""
         self.limit = max(1, self.limit // 2)

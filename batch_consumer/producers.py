@@ -23,11 +23,13 @@ async def end(producer: Any, timeout_s: float) -> None:
     """
     try:
         with suppress(*Trouble):
-            await asyncio.wait_for(producer.stop(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await producer.stop()
     finally:
         await _end_sender(producer)
         with suppress(*Trouble):
-            await asyncio.wait_for(producer.client.close(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await producer.client.close()
         # Whoever waits for a delivery, the client's own flush too, hears that there will be none.
         producer._message_accumulator.fail_all(ProducerClosed())
         read_errors(producer)

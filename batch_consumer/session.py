@@ -32,6 +32,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._draining = asyncio.Lock()
         self._read_at_s = time.monotonic()
         self._behind = False
+        self._closed_since_s: dict[TopicPartition, float] = {}
         self._rebalancing_since_s: float | None = None
         self._join_limit_s = join_limit_s(self._settings)
         topic = parts.kafka.requests_topic
@@ -47,12 +48,22 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
     def is_stuck(self) -> bool:
         """Whether a partition has room and unread records, and none has come for half of the stall timeout.
 
-        So is a client whose rebalance does not end: it has no partition, and so no lag that would show it.
+        So is a client whose rebalance does not end: it has no partition, and so no lag that would show it. And so is one
+        with a partition that does not open while Kafka answers: that one has no lag either.
         """
         now_s = time.monotonic()
         if self._rebalancing_since_s is not None and now_s - self._rebalancing_since_s > self._join_limit_s:
             return True
-        return self._behind and now_s - self._read_at_s > self._settings.stall_timeout_s / 2
+        limit_s = self._settings.stall_timeout_s / 2
+        if any(now_s - since_s > limit_s for since_s in self._closed_since_s.values()):
+            return True
+        return self._behind and now_s - self._read_at_s > limit_s
+
+    def look_at_closed(self, kafka_answers: bool) -> None:
+        """Note since when partitions are owned and not open; while Kafka is away none can be opened."""
+        closed = [partition for partition, (owned, _) in self._owned.items() if not owned.is_open and not owned.blocked]
+        now_s = time.monotonic()
+        self._closed_since_s = {tp: self._closed_since_s.get(tp, now_s) for tp in closed} if kafka_answers else {}
 
     def end(self) -> None:
         """Make ``run`` return."""

@@ -8,6 +8,7 @@ from batch_consumer.broker import Trouble
 from batch_consumer.owned import Parts
 from batch_consumer.pace import Backoff
 from batch_consumer.session import Session
+from batch_consumer.waiting import happens
 from serving.errors import DependencyDown
 
 log = structlog.get_logger(__name__)
@@ -48,7 +49,7 @@ class TopicDoor:
                 backoff.reset()
             except (DependencyDown, *Trouble) as error:
                 self._away(error)
-                await _wait(stop, backoff.next_s())
+                await happens(stop, backoff.next_s())
         self.is_up = False
 
     async def _run_session(self, stop: asyncio.Event) -> None:
@@ -73,7 +74,9 @@ class TopicDoor:
         except (DependencyDown, *Trouble) as error:
             self.lag = None
             self._away(error)
+            session.look_at_closed(False)
             return
+        session.look_at_closed(True)
         self._parts.metrics.lag.labels(self._parts.kafka.requests_topic).set(self.lag)
         self._back()
 
@@ -111,10 +114,3 @@ class TopicDoor:
         """End the consumer and make a new one."""
         if self._session is not None:
             self._session.end()
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return

@@ -64,7 +64,8 @@ class PartitionProducer:
         """Connect and fence the old owner; raises one of ``Trouble``, TimeoutError too."""
         try:
             # An old owner's transaction has to be ended first, which the broker does within seconds.
-            await asyncio.wait_for(self._producer.start(), self._settings.kafka_timeout_s)
+            async with asyncio.timeout(self._settings.kafka_timeout_s):
+                await self._producer.start()
         except BaseException:
             await self.close()
             raise

@@ -11,6 +11,7 @@ from benchmarks.corpus import Corpus
 from benchmarks.jobs import Closed, Direct, Open, Predict, Target, run_closed, run_open
 from benchmarks.load import CALL_TIMEOUT_S, LoadResult
 from benchmarks.machine import CpuWatch
+from benchmarks.plain_loop import LoopShape
 from benchmarks.plan import Plan
 from benchmarks.stack import Endpoints
 from benchmarks.stats import Figure
@@ -51,6 +52,10 @@ class Bench:
     say: Callable[[str], None]
     cache: Path
     triton_venv: Path
+    loop_trials: dict[str, dict[LoopShape, float]] = field(default_factory=dict)
+    """Rows a second of the plain loop's shapes, found once for each source of texts."""
+    long_tailed: dict[int, Corpus] = field(default_factory=dict)
+    """Texts with a long tail of lengths by their count, made once."""
 
     @property
     def predict(self) -> Predict:
@@ -72,11 +77,16 @@ class Bench:
 
     async def closed(self, section: Section, worker: str, target: Target, callers: int) -> LoadResult:
         """Run one arm of a closed loop."""
-        job = Closed(target, callers, self.plan.warm_s, self.plan.predict_s)
-        limit_s = self.plan.warm_s + self.plan.predict_s + 2 * CALL_TIMEOUT_S + 30
+        return await self.closed_job(
+            section, worker, worker, Closed(target, callers, self.plan.warm_s, self.plan.predict_s)
+        )
+
+    async def closed_job(self, section: Section, worker: str, where: str, job: Closed) -> LoadResult:
+        """Run a closed loop in a worker; what was wrong goes to the section under ``where``."""
+        limit_s = job.warm_s + job.seconds + 2 * CALL_TIMEOUT_S + 30
         async with self.watched(section):
             result = await self.workers.run(worker, run_closed, job, limit_s)
-        section.check(f"{worker}, {callers} callers", result.wrong)
+        section.check(f"{where}, {job.callers} callers", result.wrong)
         return result
 
     async def open(self, section: Section, where: str, target: Target, offsets_s: list[float]) -> LoadResult:

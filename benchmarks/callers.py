@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -127,13 +127,42 @@ def get(path: str, host: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
 
-@asynccontextmanager
-async def http_calls(
-    address: tuple[str, int], texts: Sequence[str], expected: Sequence[Expected], callers: int
-) -> AsyncIterator[list[Call]]:
-    """Open connections to ``/predict``; each call sends one text and checks its answer."""
+def http_calls(
+    address: tuple[str, int],
+    texts: Sequence[str],
+    expected: Sequence[Expected],
+    callers: int,
+    models: Sequence[str] = (),
+) -> AbstractAsyncContextManager[list[Call]]:
+    """Open connections to ``/predict``; each call sends one text and checks its answer.
+
+    ``models``: the calls name these models by turns; without any, the server's default answers.
+    """
     host, port = address
-    requests = [post("/predict", orjson.dumps({"text": text}), f"{host}:{port}") for text in texts]
+    named: list[dict[str, str]] = [{"model": model} for model in models] or [{}]
+    bodies = [orjson.dumps({"text": text} | names) for text in texts for names in named]
+    requests = [post("/predict", body, f"{host}:{port}") for body in bodies]
+
+    def read(answer: Any) -> tuple[bool, float]:
+        return answer["sentiment"] == "positive", answer["score"]
+
+    right = [expected[index // len(named)] for index in range(len(requests))]
+    return checked_calls(address, requests, right, read, callers, get("/healthz", f"{host}:{port}"))
+
+
+@asynccontextmanager
+async def checked_calls(
+    address: tuple[str, int],
+    requests: Sequence[bytes],
+    expected: Sequence[Expected],
+    read: Callable[[Any], tuple[bool, float]],
+    callers: int,
+    first: bytes | None,
+) -> AsyncIterator[list[Call]]:
+    """Open connections by the request ``first`` (None: the first call dials); each call sends the request of its number.
+
+    ``read`` takes label and score out of an answer's JSON, whoever the server is.
+    """
 
     def call_over(connection: HttpConnection) -> Call:
         async def call(number: int) -> str:
@@ -141,14 +170,18 @@ async def http_calls(
             status, body = await connection.send(requests[index])
             if status != 200:
                 return f"status {status}"
-            answer = orjson.loads(body)
-            return expected[index].fault(answer["sentiment"] == "positive", answer["score"])
+            try:
+                positive, score = read(orjson.loads(body))
+            except (LookupError, TypeError, ValueError):
+                return "an answer of another form"
+            return expected[index].fault(positive, score)
 
         return call
 
-    connections = [HttpConnection(host, port) for _ in range(callers)]
+    connections = [HttpConnection(*address) for _ in range(callers)]
     try:
-        await _dial(connections, get("/healthz", f"{host}:{port}"))
+        if first is not None:
+            await _dial(connections, first)
         yield [call_over(connection) for connection in connections]
     finally:
         await asyncio.gather(*(connection.close() for connection in connections))

@@ -32,10 +32,12 @@ class Predict:
     address: Address
     texts: Sequence[str]
     expected: Sequence[Expected]
+    models: tuple[str, ...] = ()
+    """Models that the calls name by turns; without any, the gateway's default."""
 
     def calls(self, callers: int) -> AbstractAsyncContextManager[list[Call]]:
         """Open keep-alive connections."""
-        return http_calls(self.address, self.texts, self.expected, callers)
+        return http_calls(self.address, self.texts, self.expected, callers, self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,13 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A closed loop."""
+    """A closed loop. ``late``: calls begun in time and answered later count as well."""
 
     target: Target
     callers: int
     warm_s: float
     seconds: float
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def run_closed(job: Closed) -> LoadResult:
 
     async def work() -> LoadResult:
         async with job.target.calls(job.callers) as calls:
-            return await closed_loop(calls, job.warm_s, job.seconds)
+            return await closed_loop(calls, job.warm_s, job.seconds, late=job.late)
 
     return uvloop.run(work())
 

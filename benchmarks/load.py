@@ -24,6 +24,9 @@ class LoadResult:
     latencies_ms: npt.NDArray[np.float64]
     done_at_s: npt.NDArray[np.float64]
     wrong: Counter[str] = field(default_factory=Counter)
+    """Every answer that was wrong or did not come, those before and after the window as well."""
+    wrong_outside: int = 0
+    """How many of ``wrong`` came before or after the window."""
     not_sent: int = 0
     cpu_s: float = 0.0
 
@@ -35,7 +38,11 @@ class LoadResult:
     @property
     def per_s(self) -> float:
         """Right answers a second."""
-        return (self.calls - self.wrong.total()) / self.seconds
+        return (self.calls - self.wrong.total() + self.wrong_outside) / self.seconds
+
+    def per_s_of_cores_left(self, cores: int) -> float:
+        """Right answers a second for each of ``cores`` that the load generator itself did not use."""
+        return self.per_s / max(cores - self.cpu_s / self.seconds, 1e-9)
 
 
 class _Recorder:
@@ -57,7 +64,9 @@ class _Recorder:
             seconds=until_s - since_s,
             latencies_ms=np.array([row[1] for row in rows], dtype=np.float64),
             done_at_s=np.array([row[0] for row in rows], dtype=np.float64),
-            wrong=Counter(row[2] for row in rows if row[2]),
+            # A call that never came back in the window is wrong all the same.
+            wrong=Counter(row[2] for row in self.rows if row[2]),
+            wrong_outside=sum(bool(row[2]) for row in self.rows) - sum(bool(row[2]) for row in rows),
         )
 
 

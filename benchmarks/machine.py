@@ -1,5 +1,6 @@
 """What a figure needs beside it: the machine, the versions, and how busy other programs were."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -93,6 +94,20 @@ class CpuWatch:
         wall_s = max(until.at_s - since.at_s, 1e-9) * (psutil.cpu_count() or 1)
         others_s = (until.all_s - since.all_s) - (until.ours_s - since.ours_s)
         return min(1.0, max(0.0, others_s / wall_s))
+
+
+def tree_cpu_s(roots: Sequence[int]) -> float:
+    """Return the CPU seconds that these processes and their children have used."""
+    return sum(_cpu_s(process) for process in _trees(roots))
+
+
+def tree_memory_bytes(roots: Sequence[int]) -> int:
+    """Return the memory of these processes and their children, pages they share counted once."""
+    total = 0
+    for process in _trees(roots):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
 
 
 def _trees(roots: Sequence[int]) -> set[psutil.Process]:

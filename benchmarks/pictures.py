@@ -1,21 +1,40 @@
-"""The report's pictures."""
+"""The report's pictures, one for each section that has data."""
 
-import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.bench import Data, Section
+from benchmarks.painting import (
+    BLUE,
+    GREY,
+    ORANGE,
+    bars,
+    callers_axis,
+    canvas,
+    curve,
+    dress,
+    line,
+    lying_bars,
+)
+from benchmarks.stats import Figure
 
-BLUE, ORANGE, GREY = "#2463a5", "#d9822b", "#8a8f98"
+Grid = list[list[Axes]]
+CURVE_CALLERS = 32
+MOST_BARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Painter:
+    """Draws a section's data on axes in rows and columns."""
+
+    paint: Callable[[Grid, Any], None]
+    rows: Callable[[Data], int] = lambda _data: 1
+    columns: int = 1
 
 
 def draw(sections: Sequence[Section], folder: Path) -> list[str]:
@@ -23,116 +42,135 @@ def draw(sections: Sequence[Section], folder: Path) -> list[str]:
     names = []
     for section in sections:
         painter = PAINTERS.get(section.name)
-        if painter is None or not section.data:
+        name = f"{section.name}.png"
+        if painter is not None and section.data:
+            with canvas(folder / name, section.title, painter.rows(section.data), painter.columns) as grid:
+                painter.paint(grid, section.data)
+        elif painter is None and (shown := _alike(section.figures)):
+            with canvas(folder / name, section.title, 1, 1) as grid:
+                lying_bars(grid[0][0], {figure.name: figure.runs for figure in shown}, shown[0].unit)
+        else:
             continue
-        columns = 2 if painter in (_predict, _mix) else 1
-        figure, axes = plt.subplots(1, columns, figsize=(5.5 * columns + 1, 3.8), layout="constrained", squeeze=False)
-        figure.suptitle(textwrap.fill(section.title.replace("`", ""), 60 * columns), fontsize=10)
-        painter(list(axes[0]), section.data)
-        names.append(f"{section.name}.png")
-        figure.savefig(folder / names[-1], dpi=120)
-        plt.close(figure)
+        names.append(name)
     return names
 
 
-def _predict(axes: list[Axes], data: Data) -> None:
-    callers = data["callers"]
+def _alike(figures: Sequence[Figure]) -> list[Figure]:
+    """Return the figures of the commonest unit, as bars of a section that has no picture of its own."""
+    measured = [figure for figure in figures if np.isfinite(figure.median)]
+    units = [figure.unit for figure in measured]
+    return [figure for figure in measured if figure.unit == max(units, key=units.count)][:MOST_BARS]
+
+
+def _predict(grid: Grid, data: Data) -> None:
+    axes, callers = grid[0], data["callers"]
+    place = callers.index(CURVE_CALLERS) if CURVE_CALLERS in callers else len(callers) - 1
     for arm, label, colour in (("gateway", "gateway /predict", BLUE), ("direct", "Triton direct (gRPC)", ORANGE)):
-        _line(axes[0], callers, data[arm]["per_s"], label, colour)
-        _line(axes[1], callers, data[arm]["p50_ms"], f"{label}, p50", colour)
-        _line(axes[1], callers, data[arm]["p99_ms"], f"{label}, p99", colour, "--")
-    for axis, unit in zip(axes, ("requests/s", "ms"), strict=True):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(callers, [str(n) for n in callers])
-        _dress(axis, "callers", unit)
+        line(axes[0], callers, data[arm]["per_s"], label, colour)
+        line(axes[1], callers, data[arm]["p50_ms"], f"{label}, p50", colour)
+        line(axes[1], callers, data[arm]["p99_ms"], f"{label}, p99", colour, "--")
+        curve(axes[2], data["curve_percents"], data[arm]["curves_ms"][place], label, colour)
+    for axis, unit in zip(axes[:2], ("requests/s", "ms"), strict=True):
+        callers_axis(axis, callers, unit)
     axes[0].set_ylim(bottom=0)
     axes[1].set_yscale("log")
+    axes[2].set_ylim(bottom=0)
+    dress(axes[2], f"percentile of the calls of {callers[place]} callers", "ms")
 
 
-def _line(
-    axis: Axes, x: Sequence[float], runs: Sequence[Sequence[float]], label: str, colour: str, style: str = "-"
-) -> None:
-    """Draw medians, with lowest and highest run as bars."""
-    middle = [float(np.median(run)) for run in runs]
-    spread = [
-        [m - min(run) for m, run in zip(middle, runs, strict=True)],
-        [max(run) - m for m, run in zip(middle, runs, strict=True)],
-    ]
-    axis.errorbar(x, middle, yerr=spread, label=label, color=colour, linestyle=style, marker="o", capsize=3)
-
-
-def _open(axes: list[Axes], data: Data) -> None:
+def _open(grid: Grid, data: Data) -> None:
+    axis = grid[0][0]
     for rate, runs in zip(data["rates"], data["runs"], strict=True):
-        axes[0].plot(
-            [f"p{p:g}" for p in data["percents"]],
-            np.median(np.array(runs), axis=0),
-            marker="o",
-            label=f"{rate:g} calls/s",
-        )
-    axes[0].set_yscale("log")
-    _dress(axes[0], "percentile", "ms from the intended start")
+        places = [f"p{percent:g}" for percent in data["percents"]]
+        axis.plot(places, np.median(np.array(runs), axis=0), marker="o", label=f"{rate:g} calls/s")
+    axis.set_yscale("log")
+    dress(axis, "percentile", "ms from the intended start")
 
 
-def _topic(axes: list[Axes], data: Data) -> None:
-    bars: dict[str, list[float]] = {
-        "topic": data["topic"],
-        **{f"loop {name}": runs for name, runs in data["loops"].items()},
-    }
-    bars |= {f"loop {name} (trial)": [value] for name, value in data["trials"].items() if name not in data["loops"]}
-    middle = [float(np.median(runs)) for runs in bars.values()]
-    spread = [
-        [m - min(r) for m, r in zip(middle, bars.values(), strict=True)],
-        [max(r) - m for m, r in zip(middle, bars.values(), strict=True)],
-    ]
-    colours = [BLUE, *[ORANGE] * len(data["loops"]), *[GREY] * (len(bars) - 1 - len(data["loops"]))]
-    axes[0].barh(list(bars), middle, xerr=spread, color=colours, capsize=3)
-    axes[0].invert_yaxis()
-    axes[0].set_xlabel("rows/s")
+def _topic(grid: Grid, data: Data) -> None:
+    loops = {f"loop {name}": runs for name, runs in data["loops"].items()}
+    trials = {f"loop {name} (trial)": [value] for name, value in data["trials"].items() if name not in data["loops"]}
+    colours = [BLUE, *[ORANGE] * len(loops), *[GREY] * len(trials)]
+    lying_bars(grid[0][0], {"topic": data["topic"], **loops, **trials}, "rows/s", colours)
 
 
-def _mix(axes: list[Axes], data: Data) -> None:
+def _mix(grid: Grid, data: Data) -> None:
+    """Two rows for each rate: the spread of the calls and the topic's rows/s; and one run over time."""
+    for place, (rate, measured) in enumerate(data.items()):
+        spread, over_time = grid[2 * place], grid[2 * place + 1]
+        _shares(spread[0], measured, f"ms from the intended start, {rate} calls/s", "share of the calls")
+        bars(spread[1], {"alone": measured["topic_alone"], "with calls": measured["topic_shared"]}, "topic, rows/s")
+        _over_time(over_time, measured["time"], rate)
+
+
+def _shares(axis: Axes, data: Data, x: str, y: str) -> None:
+    """Draw which share was answered within how many ms, alone and beside the topic."""
     for name, label, colour in (("alone_ms", "alone", GREY), ("beside_ms", "beside a saturated topic", BLUE)):
         values = np.sort(np.array(data[name]))
-        axes[0].step(
-            values, np.arange(1, len(values) + 1) / max(1, len(values)), where="post", label=label, color=colour
-        )
-    axes[0].set_xscale("log")
-    _dress(axes[0], "ms from the intended start", "share of the calls")
-    _two_bars(axes[1], {"alone": data["topic_alone"], "with calls": data["topic_shared"]}, "topic, rows/s")
+        shares = np.arange(1, len(values) + 1) / max(1, len(values))
+        axis.step(values, shares, where="post", label=label, color=colour)
+    axis.set_xscale("log")
+    dress(axis, x, y)
 
 
-def _job(axes: list[Axes], data: Data) -> None:
-    _two_bars(axes[0], {"topic": data["topic"], "job": data["job"]}, "rows/s")
+def _stream(grid: Grid, data: Data) -> None:
+    _shares(grid[0][0], data, "ms from the intended start", "share of the texts")
 
 
-def _two_bars(axis: Axes, bars: dict[str, list[float]], unit: str) -> None:
-    """Draw two medians with every run as a point."""
-    axis.bar(list(bars), [float(np.median(runs)) for runs in bars.values()], color=[GREY, BLUE])
-    for place, runs in enumerate(bars.values()):
-        axis.plot([place] * len(runs), runs, "k.", markersize=4)
-    axis.set_ylabel(unit)
-
-
-def _gap(axes: list[Axes], data: Data) -> None:
-    for (name, run), colour in zip(data.items(), (GREY, BLUE), strict=False):
-        axes[0].plot(run["at_s"], run["ms"], ".", markersize=2, color=colour, label=name)
+def _over_time(axes: list[Axes], data: Data, rate: str) -> None:
+    for arm, label, colour in (("alone", "alone", GREY), ("beside", "beside the topic", BLUE)):
+        axes[0].plot(data[arm]["at_s"], data[arm]["ms"], ".", markersize=3, color=colour, label=label)
     axes[0].set_yscale("log")
-    _dress(axes[0], "s", "ms until /healthz answered")
+    rows = data["rows_per_s"]
+    axes[1].step(range(len(rows)), rows, where="post", color=ORANGE, label="rows read in each second")
+    for axis in axes:
+        for arm, begin_s, end_s in data["spans"]:
+            if arm == "beside":
+                axis.axvspan(begin_s, end_s, color=BLUE, alpha=0.08, linewidth=0)
+    dress(axes[0], f"s of one run, {rate} calls/s", "ms from the intended start")
+    dress(axes[1], "s of the same run (shaded: calls beside the topic)", "topic, rows/s")
 
 
-def _perf(axes: list[Axes], data: Data) -> None:
-    _line(axes[0], data["callers"], data["per_s"], "perf_analyzer", ORANGE)
-    _dress(axes[0], "callers", "inferences/s")
-    axes[0].set_ylim(bottom=0)
+def _job(grid: Grid, data: Data) -> None:
+    bars(grid[0][0], {"topic": data["topic"], "job": data["job"]}, "rows/s")
 
 
-def _dress(axis: Axes, x: str, y: str) -> None:
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    axis.grid(visible=True, alpha=0.3)
-    axis.legend(fontsize=8)
+def _lanes(grid: Grid, data: Data) -> None:
+    """One row for each way to share the processor: its calls alone and beside the topic, and the topic's rows/s."""
+    for axes, (way, runs) in zip(grid, data.items(), strict=False):
+        calls = {f"p{p}, {arm}": runs[f"p{p}_{arm}"] for p in (50, 99) for arm in ("alone", "beside")}
+        lying_bars(axes[0], calls, f"ms, {way}")
+        bars(axes[1], {"alone": runs["topic_alone"], "with calls": runs["topic_shared"]}, "topic, rows/s")
 
 
-PAINTERS: dict[str, Callable[[list[Axes], Any], None]] = {
-    "predict": _predict, "open": _open, "topic": _topic, "job": _job, "mix": _mix, "gap": _gap, "perf": _perf,
-}  # fmt: skip
+def _gap(grid: Grid, data: Data) -> None:
+    axis = grid[0][0]
+    for (name, run), colour in zip(data.items(), (GREY, BLUE), strict=False):
+        axis.plot(run["at_s"], run["ms"], ".", markersize=2, color=colour, label=name)
+    axis.set_yscale("log")
+    dress(axis, "s", "ms until /healthz answered")
+
+
+def _perf(grid: Grid, data: Data) -> None:
+    line(grid[0][0], data["callers"], data["per_s"], "perf_analyzer", ORANGE)
+    dress(grid[0][0], "callers", "inferences/s")
+    grid[0][0].set_ylim(bottom=0)
+
+
+def _growth(grid: Grid, data: Data) -> None:
+    lying_bars(grid[0][0], data["ratios"], "at many ÷ at few")
+    grid[0][0].axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+
+
+PAINTERS: dict[str, Painter] = {
+    "predict": Painter(_predict, columns=3),
+    "open": Painter(_open),
+    "topic": Painter(_topic),
+    "job": Painter(_job),
+    "mix": Painter(_mix, rows=lambda data: 2 * len(data), columns=2),
+    "lanes": Painter(_lanes, rows=len, columns=2),
+    "gap": Painter(_gap),
+    "perf": Painter(_perf),
+    "growth": Painter(_growth),
+    "stream": Painter(_stream),
+}

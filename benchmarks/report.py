@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import peer_figures
 from benchmarks.bench import Section
-from benchmarks.stats import Figure
+from benchmarks.peer_figures import Arm
+from benchmarks.stats import Figure, number
 
 JSON_NAME = "report.json"
 TABLE_NAME = "report.md"
@@ -28,8 +30,10 @@ class Header:
     seconds: float
 
 
-def write(folder: Path, header: Header, sections: Sequence[Section], pictures: Sequence[str]) -> None:
-    """Write JSON and table into ``folder``, each whole or not at all."""
+def write(
+    folder: Path, header: Header, sections: Sequence[Section], pictures: Sequence[str], peers: Sequence[Arm] = ()
+) -> None:
+    """Write JSON and table into ``folder``, each whole or not at all. ``peers`` stand in the table as another run's."""
     content = {
         "started_at": header.started_at,
         "short": header.short,
@@ -42,11 +46,12 @@ def write(folder: Path, header: Header, sections: Sequence[Section], pictures: S
         "pictures": list(pictures),
         "sections": [_section_json(section) for section in sections],
     }
-    _write(folder / JSON_NAME, json.dumps(_finite(content), indent=1, ensure_ascii=False) + "\n")
-    _write(folder / TABLE_NAME, markdown(header, sections, pictures))
+    write_whole(folder / JSON_NAME, json.dumps(finite(content), indent=1, ensure_ascii=False) + "\n")
+    write_whole(folder / TABLE_NAME, markdown(header, sections, pictures, peers))
 
 
-def _write(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     temporary = file.with_name(file.name + ".part")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
@@ -65,16 +70,16 @@ def _section_json(section: Section) -> dict[str, object]:
     }
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """JSON has no NaN and no Inf: they become null."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(header: Header, sections: Sequence[Section], pictures: Sequence[str]) -> str:
+def markdown(header: Header, sections: Sequence[Section], pictures: Sequence[str], peers: Sequence[Arm] = ()) -> str:
     """Return the report as a Markdown page."""
     lines = ["# Benchmark report", "", *_facts(header), ""]
     if header.short:
@@ -87,6 +92,14 @@ def markdown(header: Header, sections: Sequence[Section], pictures: Sequence[str
         lines += [f"- {note}" for note in [*section.notes, _others(section)] if note]
         lines += [f"- **wrong:** {error}" for error in section.errors] + [""]
         lines += [f"![{section.name}]({name})\n" for name in pictures if name == f"{section.name}.png"]
+    if peers:
+        lines += [
+            "## Other servers (of their own run, `python -m benchmarks.peers`)",
+            "",
+            *peer_figures.table(peers),
+            "",
+        ]
+        lines += [f"![peers]({name})\n" for name in pictures if name == peer_figures.PICTURE_NAME]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -109,13 +122,6 @@ def _row(figure: Figure) -> str:
     bar = f"{figure.bar}: {figure.verdict}" if figure.bar else ""
     unit = "" if figure.unit == "ratio" else f" {figure.unit}"
     return f"| {figure.name} | {number(figure.median)}{unit} | {spread} | {len(figure.runs)} | {bar} |"
-
-
-def number(value: float) -> str:
-    """Return a figure with three digits that mean something."""
-    if not math.isfinite(value):
-        return "n/a"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def _others(section: Section) -> str:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import corpus, machine, report
+from benchmarks import corpus, machine, peer_figures, report
 from benchmarks.bench import Bench, Section
-from benchmarks.plan import FULL, SECTIONS, SHORT, Plan
-from benchmarks.sections import gap, job, mix, open_loop, perf, predict, topic
+from benchmarks.plan import FULL, LONG, SECTIONS, SHORT, Plan
+from benchmarks.sections import cold, gap, growth, herd, job, lanes, mix, open_loop, perf, predict, stream, topic
 from benchmarks.stack import Endpoints, own_stack, running_stack
 from benchmarks.workers import Workers
 from serving.errors import ConfigError, TwodoorError
@@ -30,7 +30,12 @@ MEASURES: Mapping[str, Callable[[Bench], Awaitable[Section]]] = {
     "topic": topic.measure,
     "job": job.measure,
     "mix": mix.measure,
+    "lanes": lanes.measure,
     "gap": gap.measure,
+    "growth": growth.measure,
+    "herd": herd.measure,
+    "cold": cold.measure,
+    "stream": stream.measure,
 }
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path(__file__).resolve().parents[1] / ".models-cache"
@@ -62,7 +67,13 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the running stack from outside and write the report."
     )
-    parser.add_argument("--short", action="store_true", help="under a minute: shows that all works, not how fast")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--short", action="store_true", help="about a minute: shows that all works, not how fast")
+    length.add_argument(
+        "--long",
+        action="store_true",
+        help="the mix at 6 calls/s with 1,500 calls an arm, at least 500 in each of three runs",
+    )
     parser.add_argument(
         "--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="NAME", help=f"sections: {', '.join(SECTIONS)}"
     )
@@ -80,7 +91,7 @@ async def _run(arguments: argparse.Namespace, before: dict[str, float], stack: E
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    plan = SHORT if arguments.short else FULL
+    plan = SHORT if arguments.short else LONG if arguments.long else FULL
     with Workers() as workers:
         bench = await _prepare(plan, stack, workers)
         sections = [await _measure(name, bench) for name in SECTIONS if name in arguments.only]
@@ -135,7 +146,11 @@ def _finish(folder: Path, header: report.Header, sections: list[Section]) -> int
     from benchmarks import pictures
 
     folder.mkdir(parents=True, exist_ok=True)
-    report.write(folder, header, sections, pictures.draw(sections, folder))
+    names, peers = pictures.draw(sections, folder), peer_figures.read(folder / peer_figures.JSON_NAME)
+    if peers:
+        peer_figures.draw(peers, folder / peer_figures.PICTURE_NAME)
+        names.append(peer_figures.PICTURE_NAME)
+    report.write(folder, header, sections, names, peers)
     for line in report.summary(header, sections):
         print(line)
     wrong = sum(len(section.errors) for section in sections)

@@ -46,15 +46,20 @@ def own_stack() -> Iterator[Endpoints]:
             start_timeout_s=START_TIMEOUT_S + 10,
         )
         with stack:
-            yield Endpoints(
-                _host_port(stack.gateway_url),
-                stack.triton_grpc,
-                stack.kafka,
-                (kafka.requests_topic, kafka.results_topic),
-                repository,
-                lambda: _pids(stack.home),
-                "one of its own",
-            )
+            yield endpoints(stack, repository, kafka)
+
+
+def endpoints(stack: Stack, repository: Path, kafka: KafkaSettings) -> Endpoints:
+    """Describe a stack that was started here."""
+    return Endpoints(
+        _host_port(stack.gateway_url),
+        stack.triton_grpc,
+        stack.kafka,
+        (kafka.requests_topic, kafka.results_topic),
+        repository,
+        lambda: _pids(stack.home),
+        "one of its own",
+    )
 
 
 def running_stack(url: str) -> Endpoints:

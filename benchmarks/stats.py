@@ -1,5 +1,6 @@
 """Figures with their spread, and ratios between arms that took turns."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,13 @@ Floats = Sequence[float] | npt.NDArray[np.float64]
 def percentile(values: Floats, percent: float) -> float:
     """Return a percentile by linear interpolation; NaN where there are no values."""
     return float(np.percentile(np.asarray(values, dtype=np.float64), percent)) if len(values) else float("nan")
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits that mean something."""
+    if not math.isfinite(value):
+        return "n/a"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,8 @@ class Figure:
     unit: str
     runs: tuple[float, ...]
     bar: Bar | None = None
+    headline: bool = False
+    """Whether the README's table names it; a figure with a bar stands there anyway."""
 
     @property
     def median(self) -> float:
@@ -73,15 +83,28 @@ class Figure:
             "runs": list(self.runs),
             "bar": None if self.bar is None else {"limit": self.bar.limit, "at_least": self.bar.at_least},
             "verdict": self.verdict or None,
+            "headline": self.headline or self.bar is not None,
         }
 
 
 def paired_ratio(
-    name: str, numerators: Sequence[float], denominators: Sequence[float], bar: Bar | None = None
+    name: str,
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    bar: Bar | None = None,
+    *,
+    headline: bool = False,
 ) -> Figure:
     """Return numerator ÷ denominator round by round: both arms of a round ran next to each other.
 
     Raises ValueError where the arms have different numbers of rounds.
     """
     pairs = zip(numerators, denominators, strict=True)
-    return Figure(name, "ratio", tuple(a / b if b else float("nan") for a, b in pairs), bar)
+    return Figure(name, "ratio", tuple(a / b if b else float("nan") for a, b in pairs), bar, headline)
+
+
+def paired_difference(
+    name: str, unit: str, values: Sequence[float], less: Sequence[float], bar: Bar | None = None
+) -> Figure:
+    """Return value - ``less`` round by round. Raises ValueError where the arms have different numbers of rounds."""
+    return Figure(name, unit, tuple(a - b for a, b in zip(values, less, strict=True)), bar)

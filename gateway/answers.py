@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import Response
-
 from gateway.forms import Call
 from gateway.predict import Outcome
 from gateway.problems import Problem, problem_of
@@ -21,16 +19,14 @@ _BYTES_PER_ROW = 100
 _BYTES_PER_NUMBER = 20
 
 
-async def answer(settings: GatewaySettings, call: Call, spec: ModelSpec, outcomes: Sequence[Outcome]) -> Response:
-    """Return the response of a call; raises Problem where its single text has an error."""
+async def answer(settings: GatewaySettings, call: Call, spec: ModelSpec, outcomes: Sequence[Outcome]) -> bytes:
+    """Return a call's answer as JSON; raises Problem where its single text has an error."""
     if call.single and isinstance(outcomes[0], RowError):
         raise _row_problem(outcomes[0], spec, settings)
     size_bytes = len(outcomes) * (_BYTES_PER_ROW + _BYTES_PER_NUMBER * spec.output_size)
     if size_bytes > settings.offload_bytes:
-        content = await asyncio.to_thread(_encode, call, spec, outcomes)
-    else:
-        content = _encode(call, spec, outcomes)
-    return Response(content, media_type=JSON)
+        return await asyncio.to_thread(_encode, call, spec, outcomes)
+    return _encode(call, spec, outcomes)
 
 
 def _encode(call: Call, spec: ModelSpec, outcomes: Sequence[Outcome]) -> bytes:

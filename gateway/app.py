@@ -12,10 +12,12 @@ import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import WebSocketRoute
 
 from gateway import jobs_routes, problems, routes
 from gateway.admission import ByteBudget
 from gateway.body import BodyReader
+from gateway.direct import DoorApp, predict_app
 from gateway.envelope import Envelope
 from gateway.job_door import JobDoor, Stores, following
 from gateway.keys import Gate, Keys
@@ -25,6 +27,8 @@ from gateway.predict import Predictor
 from gateway.ratelimit import RateLimits
 from gateway.results import Downloads
 from gateway.routes import Door
+from gateway.stream import Stream, upgrade_required
+from gateway.stream_socket import PATH as STREAM
 from gateway.uploads import Uploads
 from gateway.waiting import Waiters
 from jobs.intake import JobIntake
@@ -34,6 +38,7 @@ from serving.errors import ConfigError
 from serving.pipeline import Pipeline
 from serving.registry import Registry
 from serving.settings import GatewaySettings, JobsSettings, ModelSettings, TritonSettings
+from serving.startup import Phase
 from serving.triton_client import TritonClient
 
 log = structlog.get_logger(__name__)
@@ -66,8 +71,10 @@ def build(
     Without ``keys`` the door is open. Jobs are kept where ``jobs`` says, or in ``stores``, whose opener closes them.
     ``app.state.stop_waiting`` ends what waits for jobs. Raises ConfigError.
     """
-    metrics = Metrics()
+    opening = Phase("open")
+    metrics = Metrics(gateway.demand_window_s)
     keys = Keys() if keys is None else keys
+    metrics.watch_keys(lambda: keys.is_stale)
     limits = RateLimits(gateway.limits_storage_url)
     waiters = Waiters()
 
@@ -79,8 +86,10 @@ def build(
             asyncio.get_running_loop().set_default_executor(executor)
             client = await stack.enter_async_context(TritonClient(triton))
             registry = Registry(client, models, triton)
+            metrics.demand.know(lambda: registry.expected)
             await stack.enter_async_context(_following(registry, on_fatal))
             predictor = Predictor(gateway, models.default, registry, Pipeline(client), metrics)
+            stack.push_async_callback(predictor.close)
             bodies = BodyReader(gateway, ByteBudget(gateway.max_buffered_bytes, metrics))
             job_door = None
             if jobs is not None and with_jobs:
@@ -89,27 +98,32 @@ def build(
                     job_door = await _job_door(stack, gateway, jobs, opened, registry, waiters, metrics)
                 except ConfigError as exc:  # told in one line: an app that fails to start would show a traceback
                     on_fatal(exc)
-            yield {"door": Door(gateway, registry, predictor, bodies, limits, metrics, job_door)}
+            door = Door(gateway, registry, predictor, bodies, limits, metrics, job_door)
+            metrics.watch_dependencies(door.dependencies)
+            opening.done()
+            yield {"door": door}
 
     with_jobs = jobs is not None and (jobs.enabled or stores is not None)
     workers = _WORKERS + (_JOB_WORKERS if with_jobs else 0)
     app = _framework(lifespan)
+    app.short = Envelope(Gate(predict_app(metrics), keys), metrics, _label(with_jobs))
+    app.long = Envelope(app.framework, metrics, _label(with_jobs))
     app.state.stop_waiting = waiters.stop
+    app.state.metrics = metrics
     app.include_router(routes.router)
     if with_jobs:
         app.router.routes.extend(jobs_routes.ROUTES)
     _add_plain_routes(app, with_jobs)
+    app.router.routes.append(WebSocketRoute(STREAM, Stream(gateway, metrics)))
     problems.install(app, metrics)
-    # The last one added is the outermost.
     app.add_middleware(Gate, keys=keys)
-    app.add_middleware(Envelope, metrics=metrics, label=_label(with_jobs))
     return app
 
 
-def _framework(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[State]]) -> FastAPI:
+def _framework(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[State]]) -> DoorApp:
     """The framework's own documentation pages load their scripts from elsewhere, and its own spans hold the query, so
     ``?text=``: ours do neither."""
-    return FastAPI(
+    return DoorApp(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         title="Twodoor",
         version="1",
@@ -167,7 +181,7 @@ def _reading_again(keys: Keys) -> Iterator[None]:
 
 def _label(with_jobs: bool) -> Callable[[str], str]:
     """Return the function path → the route's name in metrics: templates, and nothing a caller has made up."""
-    paths = frozenset(_PLAIN) | {"/predict", "/openapi.json"}
+    paths = frozenset(_PLAIN) | {"/predict", "/openapi.json", STREAM}
 
     def label(path: str) -> str:
         if path in paths:
@@ -191,7 +205,7 @@ def _add_plain_routes(app: FastAPI, with_jobs: bool) -> None:
     async def openapi(request: Request) -> Response:
         return JSONResponse(document(app, with_jobs))
 
-    for path, endpoint in {**_PLAIN, "/openapi.json": openapi}.items():
+    for path, endpoint in {**_PLAIN, "/openapi.json": openapi, STREAM: upgrade_required}.items():
         app.add_route(path, endpoint, methods=["GET"], include_in_schema=False)
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive, Scope
 
@@ -48,6 +48,15 @@ class BodyReader:
             yield await self._read(receive, Gzip() if encoding else None, hold, deadline, most)
         finally:
             self._budget.give_back(held)
+
+    @contextmanager
+    def held(self, size_bytes: int) -> Iterator[None]:
+        """Count what came in another way than as a body until the block ends; raises Overloaded."""
+        self._budget.take(size_bytes)
+        try:
+            yield
+        finally:
+            self._budget.give_back(size_bytes)
 
     async def _read(
         self, receive: Receive, gzip: "Gzip | None", hold: Callable[[int], None], deadline: Deadline, most: int

@@ -4,9 +4,9 @@ Pure ASGI and outermost, so that the deadline starts at the request's head and n
 """
 
 import asyncio
+import random
 import re
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -15,9 +15,10 @@ from opentelemetry.trace import SpanKind
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.metrics import Metrics
-from serving.telemetry import extract_context, span
+from serving.telemetry import extract_context, is_tracing, span
 
 _KEY = "twodoor.exchange"
+_FIELDS = "twodoor.fields"
 _GOOD_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # After an early answer the rest of a body is read for this long, so that the answer is not lost in a reset; then the
 # connection is closed. A caller that waits for "100 Continue" sends no rest.
@@ -37,6 +38,11 @@ class Exchange:
     gone: bool = False
     read_any: bool = False
 
+    def leave(self) -> None:
+        """Note that the caller left: nothing more is read or sent."""
+        self.gone = True
+        self.body_pending = False
+
 
 def exchange_of(scope: Scope) -> Exchange:
     """Return the facts of the request this scope belongs to."""
@@ -50,13 +56,18 @@ def request_id_of(scope: Scope) -> str:
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """Return a header's value (several lines joined by a comma), or None; ``name`` in lower case."""
-    values = [value for key, value in scope["headers"] if key == name]
-    return b",".join(values) if values else None
+    fields: dict[bytes, bytes] | None = scope.get(_FIELDS)
+    if fields is None:
+        fields = scope[_FIELDS] = {}
+        for key, value in scope["headers"]:
+            fields[key] = fields[key] + b"," + value if key in fields else value
+    return fields.get(name)
 
 
 def new_request_id() -> str:
     """Return an id for a request that came without a usable one."""
-    return uuid.uuid4().hex
+    # Needs to be unlike any other and no secret, so that the system need not be asked for its randomness.
+    return f"{random.getrandbits(128):032x}"
 
 
 class Envelope:
@@ -66,34 +77,41 @@ class Envelope:
         self._app, self._metrics, self._label = app, metrics, label
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection; anything but HTTP passes through."""
+        """Serve one ASGI connection. A WebSocket gets its id; its messages have metrics of their own."""
+        if scope["type"] == "websocket":
+            exchange = scope[_KEY] = _exchange(scope)
+            await self._app(scope, receive, _named(exchange, send))
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = _exchange(scope)
         scope[_KEY] = exchange
         route = self._label(scope["path"])
+        within = (scope, _receive(exchange, receive), _send(exchange, receive, send))
         traceparent = header(scope, b"traceparent")
-        carried = {"traceparent": traceparent.decode("latin-1")} if traceparent else {}
         try:
+            if traceparent is None and not is_tracing():
+                await self._app(*within)
+                return
+            carried = {"traceparent": traceparent.decode("latin-1")} if traceparent else {}
             with span(f"{scope['method']} {route}", extract_context(carried), SpanKind.SERVER) as current:
-                await self._app(scope, _receive(exchange, receive), _send(exchange, receive, send))
+                await self._app(*within)
                 current.set_attributes({"http.route": route, "http.response.status_code": exchange.status})
         finally:
-            elapsed_s = time.monotonic() - exchange.started_s
-            self._metrics.duration.labels(route, str(exchange.status)).observe(elapsed_s)
+            self._metrics.request_took(route, exchange.status, time.monotonic() - exchange.started_s)
 
 
 def _exchange(scope: Scope) -> Exchange:
-    given = header(scope, b"x-request-id")
-    usable = given is not None and _GOOD_REQUEST_ID.fullmatch(given)
-    length = header(scope, b"content-length")
-    pending = header(scope, b"transfer-encoding") is not None or (length is not None and length.strip(b"0") != b"")
+    started_s = time.monotonic()
+    given, length, transfer, expect = (
+        header(scope, name) for name in (b"x-request-id", b"content-length", b"transfer-encoding", b"expect")
+    )
     return Exchange(
-        started_s=time.monotonic(),
-        request_id=given.decode() if given is not None and usable else new_request_id(),
-        body_pending=pending,
-        expects_continue=(header(scope, b"expect") or b"").lower() == b"100-continue",
+        started_s=started_s,
+        request_id=given.decode() if given is not None and _GOOD_REQUEST_ID.fullmatch(given) else new_request_id(),
+        body_pending=transfer is not None or (length is not None and length.strip(b"0") != b""),
+        expects_continue=expect is not None and expect.lower() == b"100-continue",
     )
 
 
@@ -102,8 +120,7 @@ def _receive(exchange: Exchange, receive: Receive) -> Receive:
         exchange.read_any = True
         message = await receive()
         if message["type"] == "http.disconnect":
-            exchange.gone = True
-            exchange.body_pending = False
+            exchange.leave()
         elif not message.get("more_body", False):
             exchange.body_pending = False
         return message
@@ -127,6 +144,16 @@ def _send(exchange: Exchange, receive: Receive, send: Send) -> Send:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             await send(message)
+
+    return wrapped
+
+
+def _named(exchange: Exchange, send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+            headers = [*message.get("headers", ()), (b"x-request-id", exchange.request_id.encode())]
+            message = {**message, "headers": headers}
+        await send(message)
 
     return wrapped
 

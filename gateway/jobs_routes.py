@@ -12,12 +12,13 @@ from starlette.routing import Route
 
 from gateway.answers import JSON
 from gateway.body import content_type, wrong_type
+from gateway.caller import while_there
 from gateway.envelope import request_id_of
 from gateway.job_door import JobDoor
 from gateway.job_forms import check_job_id, idempotency_key, no_query, parse_list, parse_results, submit_query, wait_s
 from gateway.keys import caller_of, require_admin
 from gateway.results import NDJSON, results_response
-from gateway.routes import deadline_of, decode_body, door_of, while_connected
+from gateway.routes import deadline_of, decode_body, door_of
 from jobs.forms import JobRequest, parse_body, parse_query
 from jobs.intake import Submitter
 from jobs.objects import ObjectMissing
@@ -107,7 +108,7 @@ async def get_job(request: Request, door: JobDoor) -> Response:
         async with _in_time(request, door):
             return _job(await get())
     seconds = min(asked_s, door.gateway.max_wait_s)
-    job = await while_connected(request.receive, door.waiters.until_ended(get, seconds))
+    job = await while_there(request.scope, request.receive, door.waiters.until_ended(get, seconds))
     return _job(job, headers={"Preference-Applied": f"wait={seconds}"})
 
 

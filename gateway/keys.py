@@ -8,8 +8,9 @@ import hmac
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 PUBLIC_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/docs", "/openapi.json"})
 _CALLER = "twodoor.caller"
+_ASK_AGAIN = "twodoor.ask_again"
 _SUM = re.compile(r"[0-9a-fA-F]{64}")
 # A tenant is also a folder of imported objects.
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -55,6 +57,8 @@ class Keys:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._callers = None if path is None else read_keys(path)
+        self.is_stale = False
+        """Whether the last reload failed, so that the keys in use are older than their file."""
 
     def reload(self) -> None:
         """Read the file again; one that is wrong is told, and the keys stay as they were."""
@@ -63,8 +67,10 @@ class Keys:
         try:
             self._callers = read_keys(self.path)
         except ConfigError as exc:
+            self.is_stale = True
             log.error("keys not read again: the old ones stay", reason=str(exc))
         else:
+            self.is_stale = False
             log.info("keys read", keys=len(self._callers))
 
     def caller(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller | None:
@@ -91,19 +97,31 @@ class Gate:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection; anything but HTTP passes through."""
-        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
+        """Serve one ASGI connection: a request, or a WebSocket, which without a right key is never opened."""
+        if scope["type"] in ("http", "websocket") and scope["path"] not in PUBLIC_PATHS:
             caller = self._keys.caller(scope["headers"])
             if caller is None:
                 await render(_unauthorized(), request_id_of(scope))(scope, receive, send)
                 return
             scope[_CALLER] = caller
+            if scope["type"] == "websocket":
+                scope[_ASK_AGAIN] = partial(self._keys.caller, scope["headers"])
         await self._app(scope, receive, send)
 
 
 def caller_of(request: Request) -> Caller:
     """Return whose request it is."""
-    return cast("Caller", request.scope[_CALLER])
+    return caller_in(request.scope)
+
+
+def caller_in(scope: Scope) -> Caller:
+    """Return whose the request of this scope is."""
+    return cast("Caller", scope[_CALLER])
+
+
+def caller_now(scope: Scope) -> Caller | None:
+    """Return whose a long connection is by the keys of this moment; None where its key is no longer one."""
+    return cast("Callable[[], Caller | None]", scope[_ASK_AGAIN])()
 
 
 def require_admin(request: Request) -> None:

@@ -195,6 +195,8 @@ def docs_page(with_jobs: bool) -> bytes:
         "<h2>POST /predict</h2><p>Send <code>?text=…</code> or a JSON body. <code>X-Timeout-Ms</code> sets the deadline, "
         "<code>X-Request-Id</code> is echoed. Every error is <code>application/problem+json</code> with a stable "
         f"<code>code</code>.{blocks}<h3>Errors</h3><table>{rows}</table>{_jobs() if with_jobs else ''}"
+        '<h2>WS /v1/stream</h2><p>A WebSocket for many texts: <code>{"id", "text", "model"?, "truncate"?}</code> gives '
+        '<code>{"id", "output"}</code> or <code>{"id", "error": {"code", "message"}}</code>, as they are ready.'
         f"<h2>Other routes</h2><ul>{plain}</ul></html>"
     ).encode()
 

@@ -1,35 +1,19 @@
-"""The straight line of a call: admit, tokenize, send within the bounds, one outcome per row."""
+"""The straight line of a call: admit, tokenize, join the line before the model, one outcome per row."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
 
-from opentelemetry.trace import SpanKind
-
-from gateway.admission import Admission, Lease, Slots
+from gateway.admission import Admission
 from gateway.forms import Call
+from gateway.join import Joiner, Outcome
 from gateway.metrics import Metrics
 from serving.deadline import Deadline
-from serving.errors import (
-    DeadlineExceeded,
-    DependencyDown,
-    ModelFailed,
-    ModelNotReady,
-    ModelRefused,
-    Overloaded,
-    RowError,
-    TwodoorError,
-    UnknownModel,
-)
-from serving.pipeline import Pipeline, encode, plan_requests
-from serving.postprocess import Answer
+from serving.errors import DeadlineExceeded, ModelNotReady, Overloaded, RowError, TwodoorError, UnknownModel
+from serving.pipeline import Pipeline, check_and_encode, encode
 from serving.preprocess import Encoded
 from serving.registry import Model, Registry
 from serving.settings import GatewaySettings
-from serving.telemetry import inject_headers, span
 
-T = TypeVar("T")
-Outcome = Answer | RowError
+__all__ = ["Outcome", "Predictor"]
 
 
 class Predictor:
@@ -40,8 +24,10 @@ class Predictor:
     ) -> None:
         self._settings, self._default = settings, default_model
         self._registry, self._pipeline, self._metrics = registry, pipeline, metrics
-        self._admission = Admission(settings.max_admitted_tokens, metrics)
-        self._slots = Slots(settings.max_in_flight)
+        self._admission = Admission(settings.max_admitted_tokens, metrics, max_rows=settings.max_admitted_rows)
+        self._joiners: dict[str, Joiner] = {}
+        # Lines of versions that were replaced, while something of theirs is on its way.
+        self._ending: list[Joiner] = []
 
     async def run(self, call: Call, deadline: Deadline) -> tuple[Model, list[Outcome]]:
         """Return the model and one outcome per text, in order; counts every row by how it ended.
@@ -50,7 +36,8 @@ class Predictor:
         """
         name = call.model or self._default
         try:
-            model, outcomes = await self._on_routed(name, call, deadline)
+            with self._metrics.demand.wanted(name, len(call.texts)):
+                model, outcomes = await self._on_routed(name, call, deadline)
         except TwodoorError as exc:
             label = name if name in self._registry.names and not isinstance(exc, UnknownModel) else "unknown"
             self._metrics.count_rows(label, [exc.code] * len(call.texts))
@@ -70,82 +57,44 @@ class Predictor:
         return routed, await self._run(routed, call, deadline)
 
     async def _run(self, model: Model, call: Call, deadline: Deadline) -> list[Outcome]:
-        lease = self._admission.admit(sum(map(model.tokenizer.reserve_tokens, call.texts)))
+        tokens = sum(map(model.tokenizer.reserve_tokens, call.texts))
+        lease = self._admission.admit(tokens, len(call.texts), deadline)
+        served = False
         try:
             encoded = await self._encode(model, call, deadline)
-            lease.shrink(sum(row.tokens for row in encoded if isinstance(row, Encoded)))
-            return await self._infer(model, encoded, deadline, lease)
+            lengths = [row.tokens for row in encoded if isinstance(row, Encoded)]
+            lease.shrink(sum(lengths), len(lengths))
+            outcomes = await self._line(model).run(encoded, deadline, lease)
+            served = True
+            return outcomes
         except Overloaded as exc:
             # The model's own queue is full, in spite of our bounds: other doors fill it too.
             self._metrics.shed.labels("queue_full").inc()
-            raise Overloaded(str(exc), self._admission.retry_after_s(lease.tokens)) from exc
+            raise Overloaded(str(exc), self._admission.retry_after_s(lease.tokens, lease.rows)) from exc
         finally:
-            lease.drop()
+            lease.drop(served=served)
 
     async def _encode(self, model: Model, call: Call, deadline: Deadline) -> list[Encoded | RowError]:
         limits = self._settings
+        if sum(map(len, call.texts)) <= limits.offload_bytes:
+            return check_and_encode(model, call.texts, call.truncate, limits.max_text_chars)
         try:
             async with asyncio.timeout(deadline.remaining_s()):
                 return await encode(model, call.texts, call.truncate, limits.max_text_chars, limits.offload_bytes)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed while the text was tokenized") from None
 
-    async def _infer(
-        self, model: Model, encoded: Sequence[Encoded | RowError], deadline: Deadline, lease: Lease
-    ) -> list[Outcome]:
-        """Send the rows that can be sent, neighbours in length together; errors keep their places."""
-        outcomes: list[Outcome | None] = [row if isinstance(row, RowError) else None for row in encoded]
-        rows = [(index, row) for index, row in enumerate(encoded) if isinstance(row, Encoded)]
-        most = min(self._settings.max_request_rows, model.spec.max_batch_rows)
-        plan = plan_requests([row.tokens for _, row in rows], most, self._settings.max_request_tokens)
-        groups = [[rows[place] for place in places] for places in plan]
-        answers = await together([self._group(model, [row for _, row in group], deadline, lease) for group in groups])
-        for group, group_outcomes in zip(groups, answers, strict=True):
-            for (index, _), outcome in zip(group, group_outcomes, strict=True):
-                outcomes[index] = outcome
-        return [outcome for outcome in outcomes if outcome is not None]
+    def _line(self, model: Model) -> Joiner:
+        """Return the line before a model version; a version that was loaded anew gets another one."""
+        name = model.spec.name
+        joiner = self._joiners.get(name)
+        if joiner is None or joiner.model is not model:
+            if joiner is not None:
+                self._ending = [line for line in (*self._ending, joiner) if line.busy]
+            joiner = self._joiners[name] = Joiner(self._pipeline, model, self._settings)
+        return joiner
 
-    async def _group(self, model: Model, rows: Sequence[Encoded], deadline: Deadline, lease: Lease) -> list[Outcome]:
-        """Run rows as one request. When the model fails on it, each row runs alone, so that only the bad one fails."""
-        try:
-            return await self._send(model, rows, deadline, lease)
-        except ModelFailed as exc:
-            if len(rows) == 1:
-                return [await self._blame(model, exc, deadline, lease)]
-        alone = await together([self._group(model, [row], deadline, lease) for row in rows])
-        return [outcome for outcomes in alone for outcome in outcomes]
-
-    async def _blame(self, model: Model, error: ModelFailed, deadline: Deadline, lease: Lease) -> ModelFailed:
-        """Return the error as the row's own, unless the model fails on its known row too: then nothing is wrong with it."""
-        if isinstance(error, ModelRefused):
-            return error
-        slot = await self._slots.take(deadline, lease)
-        try:
-            passes = await self._pipeline.canary_passes(model, "interactive", deadline)
-        finally:
-            slot.release()
-        if not passes:
-            deadline.remaining_s()
-            raise DependencyDown(f"model {model.spec.name} fails on its known row too") from error
-        return error
-
-    async def _send(self, model: Model, rows: Sequence[Encoded], deadline: Deadline, lease: Lease) -> list[Outcome]:
-        slot = await self._slots.take(deadline, lease)
-        with span("triton infer", kind=SpanKind.CLIENT):
-            return await self._pipeline.infer(
-                model, rows, "interactive", deadline, inject_headers(), ended=slot.release
-            )
-
-
-async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side and return their results in order; the first error ends the others and is raised."""
-    if len(work) == 1:
-        return [await work[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except* TwodoorError as errors:
-        first = errors.exceptions[0]
-    else:
-        return [task.result() for task in tasks]
-    raise first
+    async def close(self) -> None:
+        """End what is still at Triton."""
+        for joiner in (*self._joiners.values(), *self._ending):
+            await joiner.close()

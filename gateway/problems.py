@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gateway.envelope import request_id_of
 from gateway.metrics import Metrics
@@ -125,18 +126,21 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     """Register the handlers, so that everything the app raises leaves as a problem."""
 
     async def on_error(request: Request, exc: Exception) -> Response:
-        if isinstance(exc, QuotaError):
-            metrics.shed.labels(exc.code).inc()
-        return render(_any_problem(exc), request_id_of(request.scope))
-
-    async def on_caller_gone(request: Request, exc: Exception) -> Response:
-        metrics.shed.labels("caller_gone").inc()
-        return Response(status_code=CALLER_GONE)
+        return respond(exc, request.scope, metrics)
 
     # The last one also lets the server log the traceback: it is a bug of ours.
-    for cls in (Problem, TwodoorError, HTTPException, Exception):
+    for cls in (Problem, CallerGone, TwodoorError, HTTPException, Exception):
         app.add_exception_handler(cls, on_error)
-    app.add_exception_handler(CallerGone, on_caller_gone)
+
+
+def respond(exc: Exception, scope: Scope, metrics: Metrics) -> Response:
+    """Return the response of whatever a route raised, and count what was refused or dropped."""
+    if isinstance(exc, CallerGone):
+        metrics.shed.labels("caller_gone").inc()
+        return Response(status_code=CALLER_GONE)
+    if isinstance(exc, QuotaError):
+        metrics.shed.labels(exc.code).inc()
+    return render(_any_problem(exc), request_id_of(scope))
 
 
 def _any_problem(exc: Exception) -> Problem:

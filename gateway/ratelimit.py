@@ -28,6 +28,10 @@ _NAMESPACE = "twodoor"
 _TIMEOUT_S = 0.25
 _PAUSE_S = 1.0
 _SHORTEST_RETRY_S = 0.05
+# Callers come back at whole seconds, so all at once: half a window's rows fit then, wherever in a window that is.
+_TOLD_SHARE = 0.5
+# Who does not obey is told a time at each try, and moves those of all others: so these are not moved without end.
+_LONGEST_LINE_S = 10.0
 
 
 class RateLimits:
@@ -37,6 +41,7 @@ class RateLimits:
         self._storage = _open(storage_url or _MEMORY)
         self._limiter = SlidingWindowCounterRateLimiter(self._storage)
         self._away_until_s: float | None = None
+        self._told: dict[str, float] = {}
 
     async def take(self, caller: Caller, rows: int) -> None:
         """Count rows of a call; raises RateLimited with the time after which they fit."""
@@ -53,7 +58,15 @@ class RateLimits:
             log.info("rate limits are counted again")
         if wait_s is not None:
             rate = caller.rate_rows_per_s
-            raise RateLimited(f"the key allows {rate:g} rows a second", max(wait_s, _SHORTEST_RETRY_S), rate)
+            wait_s = self._in_turn_s(caller.tenant, rate, rows, max(wait_s, _SHORTEST_RETRY_S))
+            raise RateLimited(f"the key allows {rate:g} rows a second", wait_s, rate)
+
+    def _in_turn_s(self, tenant: str, rate: float, rows: int, wait_s: float) -> float:
+        """Return when to come back: after those of the tenant who were refused before, so that they do not all come at once."""
+        now_s = time.time()
+        at_s = max(now_s + wait_s, self._told.get(tenant, 0.0))
+        self._told[tenant] = min(at_s + rows / (rate * _TOLD_SHARE), now_s + max(wait_s, _LONGEST_LINE_S))
+        return at_s - now_s
 
     async def _take(self, tenant: str, rate: float, rows: int) -> float | None:
         """Return None for rows that pass, else the seconds until they would."""

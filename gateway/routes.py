@@ -2,9 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,14 +12,15 @@ from starlette.types import Receive, Scope
 
 from gateway.answers import JSON, answer
 from gateway.body import BodyReader, check_json_type, has_body
+from gateway.caller import while_there
 from gateway.envelope import exchange_of, header
 from gateway.forms import Call, missing_text, parse_body, parse_query
 from gateway.job_door import JobDoor
-from gateway.keys import caller_of
+from gateway.keys import caller_in
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.openapi import PREDICT, docs_page
 from gateway.predict import Predictor
-from gateway.problems import CallerGone, Problem, problem_of
+from gateway.problems import Problem, problem_of
 from gateway.ratelimit import RateLimits
 from serving.codec import decode_json, encode_json
 from serving.deadline import Deadline
@@ -28,7 +28,7 @@ from serving.errors import InvalidJson, InvalidUnicode, Overloaded
 from serving.registry import Registry
 from serving.settings import GatewaySettings
 
-T = TypeVar("T")
+PREDICT_PATH = "/predict"
 router = APIRouter()
 _TIMEOUT_MS = re.compile(rb"[0-9]{1,18}")
 
@@ -46,25 +46,33 @@ class Door:
     jobs: JobDoor | None = None
     """None where this installation keeps no jobs."""
 
+    def dependencies(self) -> dict[str, bool]:
+        """Return whether each part that this process uses is there, as it last saw it."""
+        return {"triton": self.registry.triton_up} | (self.jobs.health.up if self.jobs is not None else {})
+
 
 def door_of(request: Request) -> Door:
     """Return the open door of this app."""
     return cast("Door", request.state.door)
 
 
-@router.post("/predict", openapi_extra=PREDICT, summary="Classify or embed one text or a list of texts")
+@router.post(PREDICT_PATH, openapi_extra=PREDICT, summary="Classify or embed one text or a list of texts")
 async def predict(request: Request) -> Response:
     """Answer one text, or a list of texts row by row."""
-    door = door_of(request)
-    scope, receive = request.scope, request.receive
+    return Response(await predict_content(request.scope, request.receive), media_type=JSON)
+
+
+async def predict_content(scope: Scope, receive: Receive) -> bytes:
+    """Return the JSON that answers a call of ``POST /predict``."""
+    door: Door = scope["state"]["door"]
     deadline = deadline_of(scope, door.settings)
     if has_body(scope) and not scope["query_string"]:
         check_json_type(scope)
     try:
         async with door.bodies.read(scope, receive, deadline) as body:
             call = await _call(door.settings, scope, body)
-            await door.limits.take(caller_of(request), len(call.texts))
-            model, outcomes = await while_connected(receive, door.predictor.run(call, deadline))
+            await door.limits.take(caller_in(scope), len(call.texts))
+            model, outcomes = await while_there(scope, receive, door.predictor.run(call, deadline))
             return await answer(door.settings, call, model.spec, outcomes)
     except asyncio.CancelledError:
         # Only the server cancels a request: at its stop, for what goes on past TWODOOR_GATEWAY_SHUTDOWN_TIMEOUT_S.
@@ -78,11 +86,8 @@ async def healthz(request: Request) -> Response:
 
 async def readyz(request: Request) -> Response:
     """Say that the process takes requests; a part that is away is told, and does not make this fail."""
-    door = door_of(request)
-    up = {"triton": door.registry.triton_up} | (door.jobs.health.up if door.jobs is not None else {})
-    return Response(
-        encode_json({"dependencies": {name: "up" if is_up else "down" for name, is_up in up.items()}}), media_type=JSON
-    )
+    states = {name: "up" if is_up else "down" for name, is_up in door_of(request).dependencies().items()}
+    return Response(encode_json({"dependencies": states}), media_type=JSON)
 
 
 async def metrics(request: Request) -> Response:
@@ -95,33 +100,13 @@ async def docs(request: Request) -> Response:
     return Response(docs_page(door_of(request).jobs is not None), media_type="text/html; charset=utf-8")
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the work's result; a caller who leaves ends the work, and CallerGone is raised."""
-    task = cast("asyncio.Task[Any]", asyncio.current_task())
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        task.uncancel()
-        raise CallerGone from None
-    finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
-
-
 def deadline_of(scope: Scope, settings: GatewaySettings) -> Deadline:
     """Return the caller's deadline: it started when the request's head was read."""
+    return Deadline(exchange_of(scope).started_s + timeout_ms_of(scope, settings) / 1000)
+
+
+def timeout_ms_of(scope: Scope, settings: GatewaySettings) -> int:
+    """Return how long the caller waits for an answer; raises Problem 422."""
     given = header(scope, b"x-timeout-ms")
     timeout_ms = settings.default_timeout_ms
     if given is not None:
@@ -134,7 +119,7 @@ def deadline_of(scope: Scope, settings: GatewaySettings) -> Deadline:
                 limit=settings.max_timeout_ms,
             )
         timeout_ms = min(int(given), settings.max_timeout_ms)
-    return Deadline(exchange_of(scope).started_s + timeout_ms / 1000)
+    return timeout_ms
 
 
 async def _call(settings: GatewaySettings, scope: Scope, body: bytearray) -> Call:

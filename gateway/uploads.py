@@ -1,6 +1,7 @@
-"""The bodies of jobs: streamed piece by piece, bounded in number, in decoded bytes and in pauses, not in time as a whole."""
+"""The bodies of jobs: streamed piece by piece, bounded in number, in decoded bytes, in pauses and in pace, not in time as a whole."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -39,7 +40,7 @@ class Uploads:
     def body(self, scope: Scope, receive: Receive) -> AsyncGenerator[bytes, None]:
         """Return the decoded body in pieces; raises Problem for what its head already shows to be wrong (413, 415).
 
-        The pieces raise Problem: 408 after a pause, 413 over the limit, 400 where the body is cut or not its gzip.
+        The pieces raise Problem: 408 after a pause or when it comes too slowly, 413 over the limit, 400 where the body is cut or not its gzip.
         """
         gzip = Gzip() if is_gzip(scope) else None
         if declared_bytes(scope) > self._settings.max_job_body_bytes:
@@ -48,8 +49,11 @@ class Uploads:
 
     async def _pieces(self, receive: Receive, gzip: Gzip | None) -> AsyncGenerator[bytes, None]:
         most, sent_bytes, made_bytes, more = self._settings.max_job_body_bytes, 0, 0, True
+        waited_s = 0.0
         while more:
-            chunk, more = await self._next(receive)
+            asked_s = time.monotonic()
+            chunk, more = await self._next(receive, sent_bytes, waited_s)
+            waited_s += time.monotonic() - asked_s
             sent_bytes += len(chunk)
             if sent_bytes > most:  # gzip may be long and hold nothing
                 raise too_large(most)
@@ -61,14 +65,19 @@ class Uploads:
         if gzip is not None:
             gzip.finish()
 
-    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
-        seconds = self._settings.upload_idle_timeout_s
+    async def _next(self, receive: Receive, sent_bytes: int, waited_s: float) -> tuple[bytes, bool]:
+        """Return the next piece. What was sent buys time for it, however it was spread; our own work costs nothing."""
+        pause_s, least = self._settings.upload_idle_timeout_s, self._settings.min_transfer_bytes_per_s
+        left_s = pause_s + sent_bytes / least - waited_s
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(pause_s, left_s)):
                 message = await receive()
         except TimeoutError:
-            detail = f"nothing of the body came for {seconds:g} s"
-            raise Problem(408, "body_timeout", detail, limit=seconds) from None
+            if left_s < pause_s:
+                detail = f"the body comes slower than {least} bytes a second"
+                raise Problem(408, "body_timeout", detail, limit=least) from None
+            detail = f"nothing of the body came for {pause_s:g} s"
+            raise Problem(408, "body_timeout", detail, limit=pause_s) from None
         if message["type"] == "http.disconnect":
             raise Problem(400, "invalid_body", "the body ended before its end", field="body")
         return message.get("body", b""), message.get("more_body", False)

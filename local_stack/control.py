@@ -24,7 +24,8 @@ async def serve(path: Path, handler: Handler) -> AsyncIterator[None]:
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), READ_TIMEOUT_S)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                line = await reader.readline()
             request = json.loads(line)
             error = await handler(str(request["operation"]), str(request["service"]))
             writer.write(json.dumps({"error": error}).encode() + b"\n")

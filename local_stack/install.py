@@ -83,6 +83,8 @@ def ensure_kafka(libs: Path) -> None:
     if problem := difference(temporary, wanted):
         raise ConfigError(f"what Maven fetched is not what was recorded: {problem}")
     shutil.rmtree(libs, ignore_errors=True)
+    # It was made of the jars that go.
+    kafka.archive_of(libs).unlink(missing_ok=True)
     temporary.replace(libs)
     say(f"local stack: Kafka fetched, {len(wanted)} jars: {time.monotonic() - started_s:.0f} s download time")
 

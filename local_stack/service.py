@@ -135,7 +135,8 @@ class Service:
 
     async def _pause(self, pause_s: float) -> None:
         try:
-            await asyncio.wait_for(self._unwanted.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._unwanted.wait()
         except TimeoutError:
             return
         self._set("stopped")

@@ -17,6 +17,7 @@ from local_stack.ports import LOOPBACK
 from local_stack.postgres import database, sessions
 from local_stack.service import Spec, Unhealthy
 from local_stack.triton.health import ModelKeeper, TritonApi, first_line
+from local_stack.triton.loading import Loading
 
 # Kafka and Postgres give way to the interactive door, and so does a consumer. It would do so by itself, but too late for
 # threads that its libraries start: a nice value belongs to a thread.
@@ -45,14 +46,15 @@ def postgres_spec(config: StackConfig) -> Spec:
 
     async def ready() -> bool:
         nonlocal migrated
-        if not await database.ensure_database(stack):
+        name = await database.ensure_database(stack)
+        if name is None:
             return False
         if not migrated:
             # Once in the life of a supervisor: a server that is started again has what it had.
-            if problem := await database.migrate(postgres.url(stack)):
+            if problem := await database.migrate(postgres.url(stack, database=name)):
                 raise Unhealthy(problem)
-            migrated = True
-        return True
+            migrated = await database.publish(stack, name)
+        return migrated
 
     async def alive() -> bool | None:
         return True if await database.answers(stack) else None
@@ -106,6 +108,7 @@ def kafka_spec(config: StackConfig) -> Spec:
 def triton_spec(config: StackConfig, report: Callable[[str], None]) -> Spec:
     """The model server: ready when it is live and every model either is ready or has said why not."""
     port = config.stack.triton_http_port
+    loading = Loading(config.repository, config.models.default, staged=config.stack.triton_staged_load)
 
     async def ready() -> bool:
         try:
@@ -113,11 +116,12 @@ def triton_spec(config: StackConfig, report: Callable[[str], None]) -> Spec:
                 api = TritonApi(http, port)
                 if not await api.live():
                     return False
+                await loading.load_rest(api, config.stack.start_timeout_s)
                 index = await api.index()
         except httpx.HTTPError:
             return False
         settled = {name: reason for name, (state, reason) in index.items() if state in ("READY", "UNAVAILABLE")}
-        if not set(triton.model_names(config.repository)) <= set(settled):
+        if not set(loading.names) <= set(settled):
             return False
         for name, (state, reason) in sorted(index.items()):
             if state == "UNAVAILABLE":
@@ -131,7 +135,7 @@ def triton_spec(config: StackConfig, report: Callable[[str], None]) -> Spec:
     return Spec(
         name="triton",
         address=config.address("triton"),
-        command=lambda: triton.command(config),
+        command=lambda: triton.command(config, loading.begin()),
         ready=ready,
         alive=alive,
         environment=triton.Installation.find(config.stack.triton_venv).environment(),

@@ -54,16 +54,19 @@ def add(
     prompt_prefix: str = "",
     progress: Callable[[str], None] = print,
     version: str | None = None,
+    has_twin: bool = True,
 ) -> BuiltModel:
     """Add a user's own model and its bulk twin, or a ``version`` of one that is there; see ``model_builder.adding.add``.
 
-    A version takes ``max_tokens`` and ``prompt_prefix`` of its model.
+    A version takes ``max_tokens``, ``prompt_prefix`` and whether there is a twin from its model.
     """
     from model_builder import adding, adding_version
 
     if version is not None:
         return adding_version.add_version(repository, name, onnx, tokenizer, task, labels, version, progress)
-    return adding.add(repository, name, onnx, tokenizer, task, labels, max_tokens, prompt_prefix, progress)
+    return adding.add(
+        repository, name, onnx, tokenizer, task, labels, max_tokens, prompt_prefix, progress, has_twin=has_twin
+    )
 
 
 def verify(repository: Path, sst2_dir: Path | None = None, models: Sequence[str] | None = None) -> list[VerifyResult]:

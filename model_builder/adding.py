@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -40,6 +40,7 @@ class Request:
     labels: tuple[str, ...]
     max_tokens: int
     prompt_prefix: str
+    has_twin: bool = True
 
 
 def add(
@@ -52,8 +53,10 @@ def add(
     max_tokens: int | None = None,
     prompt_prefix: str = "",
     progress: Callable[[str], None] = print,
+    *,
+    has_twin: bool = True,
 ) -> BuiltModel:
-    """Make a model and its bulk twin out of an ONNX file and a folder with tokenizer.json.
+    """Make a model and its bulk twin, or one model that serves both lanes, out of an ONNX file and a folder with tokenizer.json.
 
     The file takes input_ids, attention_mask and perhaps token_type_ids (zeros from then on), INT64 [b, s], and gives
     FP32 logits [b, c] for ``classify``, or hidden states [b, s, h] or pooled vectors [b, h] for ``embed``. Raises
@@ -61,12 +64,12 @@ def add(
     """
     _check_name(repository, name)
     request = request_of(name, onnx_file, tokenizer, task, labels, max_tokens, prompt_prefix)
+    request = replace(request, has_twin=has_twin)
     with staging(repository) as work:
         _check_name(repository, name)
         config, parts = make(request, work, progress)
-        first, twin = write(work, config, parts)
-        publish(work, repository, twin)
-        publish(work, repository, first)
+        for folder in write(work, config, parts):
+            publish(work, repository, folder)
     path = repository / name
     progress(f"{name}: added, {len(parts.onnx) / 1e6:.1f} MB, output {config.output} [{config.output_size}]")
     return BuiltModel(name, path, parts.precision, len(parts.onnx), changed=True)
@@ -156,6 +159,7 @@ def make(request: Request, work: Path, progress: Callable[[str], None]) -> tuple
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         labels=labels,
         cores=cores,
+        has_twin=request.has_twin,
     )
     facts = _facts(request, shape, config, change)
     parts = Parts(
@@ -226,7 +230,9 @@ def _facts(request: Request, shape: Shape, config: ModelConfig, change: float) -
         "output": f"`{config.output}` FP32 [{config.output_size}], {pooled}",
         "most tokens": str(request.max_tokens),
         "prefix put before each text": f"`{request.prompt_prefix}`" if request.prompt_prefix else "none",
-        "bulk twin": f"`{twin_name(request.name)}`, the same file",
+        "bulk twin": f"`{config.bulk_model}`, the same file"
+        if config.has_twin
+        else "none: callers go first in one queue",
         "largest change with padding and neighbours, seen at adding": f"{change:.1e}",
     }
     if config.labels:

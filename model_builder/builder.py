@@ -69,10 +69,9 @@ def _build_one(
     files = fetch(recipe.source, cache, progress)
     progress(f"building {recipe.name} ({effective})")
     config, parts = _make(recipe, files, effective, cores, fingerprint, work)
-    first, twin = write(work, config, parts)
     # The twin goes first: the model that names it never stands there alone.
-    publish(work, repository, twin)
-    publish(work, repository, first)
+    for folder in write(work, config, parts):
+        publish(work, repository, folder)
     progress(f"{recipe.name} ({effective}): built, {_size(path) / 1e6:.0f} MB")
     return BuiltModel(recipe.name, path, effective, _size(path), changed=True, download_s=files.download_s)
 

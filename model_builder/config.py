@@ -14,10 +14,10 @@ MIN_INSTANCES = 2
 # Rows the interactive lane may join, and rows of one bulk micro-batch; both also bounded by padded tokens.
 INTERACTIVE_ROWS, INTERACTIVE_QUEUE = 64, 512
 BULK_ROWS, BULK_QUEUE = 32, 64
-# Warm-up runs of many rows: at most this many padded tokens. On a CPU nothing is compiled for a shape, so there only
-# short ones run, which is enough to make the first real batch as fast as the next and keeps the start short.
+# Warm-up runs of many rows: at most this many padded tokens. On a CPU nothing is compiled for a shape: the first run of
+# one takes a tenth longer than the next, and running all of them is nearly the whole time of a start. So there three run.
 WARM_TOKENS = 2048
-WARM_TOKENS_CPU, WARM_LENGTH_CPU = 1024, 64
+WARM_SHAPES_CPU = ((1, 16), (1, 64), (16, 64))
 # Triton's own limit is never the one that counts: callers shorten it to their deadline.
 QUEUE_TIMEOUT_US = 60_000_000
 BULK_BATCH_MS = 25
@@ -29,7 +29,8 @@ FIRST_VERSION = "1"
 class ModelConfig:
     """What differs between models: ``output_size`` values per row, ``labels`` for classify only.
 
-    ``for_gpu``: warm every shape its lanes send.
+    ``for_gpu``: warm every shape its lanes send. ``has_twin``: bulk work has instances of its own; without, both lanes
+    share these by priority.
     """
 
     name: str
@@ -42,6 +43,12 @@ class ModelConfig:
     labels: tuple[str, ...]
     cores: int
     for_gpu: bool = False
+    has_twin: bool = True
+
+    @property
+    def bulk_model(self) -> str:
+        """The name of the model that serves the bulk lane."""
+        return twin_name(self.name) if self.has_twin else self.name
 
 
 def default_cores() -> int:
@@ -80,14 +87,30 @@ optimization {{ priority: {"PRIORITY_MIN" if bulk else "PRIORITY_MAX"} }}
 version_policy {{ specific {{ versions: [ {FIRST_VERSION} ] }} }}
 dynamic_batching {{
   default_queue_policy {{
-    timeout_action: REJECT
-    default_timeout_microseconds: {QUEUE_TIMEOUT_US}
-    allow_timeout_override: true
-    max_queue_size: {queue}
-  }}
+{_policy("    ", queue)}
+  }}{"" if config.has_twin else _levels()}
 }}
 {_parameters(config, bulk=bulk)}
 {_warmup(config, rows)}"""
+
+
+def _policy(indent: str, queue: int) -> str:
+    lines = (
+        "timeout_action: REJECT",
+        f"default_timeout_microseconds: {QUEUE_TIMEOUT_US}",
+        "allow_timeout_override: true",
+        f"max_queue_size: {queue}",
+    )
+    return "\n".join(f"{indent}{line}" for line in lines)
+
+
+def _levels() -> str:
+    """Return two levels: callers, who send no priority, have the first, and bulk work waits in a short queue behind them."""
+    policies = "".join(
+        f"\n  priority_queue_policy {{\n    key: {level}\n    value {{\n{_policy('      ', queue)}\n    }}\n  }}"
+        for level, queue in ((1, INTERACTIVE_QUEUE), (2, BULK_QUEUE))
+    )
+    return f"\n  priority_levels: 2\n  default_priority_level: 1{policies}"
 
 
 def _parameters(config: ModelConfig, *, bulk: bool) -> str:
@@ -101,7 +124,7 @@ def _parameters(config: ModelConfig, *, bulk: bool) -> str:
     if bulk:
         values["twin_of"] = config.name
     else:
-        values["bulk_model"] = twin_name(config.name)
+        values["bulk_model"] = config.bulk_model
         values["bulk_batch_ms"] = str(BULK_BATCH_MS)
         values["serve_version"] = FIRST_VERSION
     return "\n".join(
@@ -117,10 +140,13 @@ def warm_lengths(max_tokens: int) -> Sequence[int]:
 
 def warm_shapes(config: ModelConfig, max_rows: int) -> Iterator[tuple[int, int]]:
     """Yield (rows, length) of each warm-up run."""
+    if not config.for_gpu:
+        yield from sorted({(min(rows, max_rows), min(length, config.max_tokens)) for rows, length in WARM_SHAPES_CPU})
+        return
     for length in warm_lengths(config.max_tokens):
         yield 1, length
-        rows = min(max_rows, (WARM_TOKENS if config.for_gpu else WARM_TOKENS_CPU) // length)
-        if rows > 1 and (config.for_gpu or length <= WARM_LENGTH_CPU):
+        rows = min(max_rows, WARM_TOKENS // length)
+        if rows > 1:
             yield rows, length
 
 

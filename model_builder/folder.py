@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from model_builder.config import ModelConfig, render, twin_name
+from model_builder.config import ModelConfig, render
 from model_builder.sources import sha256_file
 from serving.errors import ConfigError
 from serving.models import tokenizer_sha256
@@ -86,23 +86,26 @@ def _staging_folder(repository: Path) -> Path:
     return repository / ".building"
 
 
-def write(work: Path, config: ModelConfig, parts: Parts) -> tuple[Path, Path]:
-    """Write the model's folder and its twin's under ``work``; the twin's model.onnx is a hard link."""
-    first, twin = work / config.name, work / twin_name(config.name)
-    for path in (first, twin):
+def write(work: Path, config: ModelConfig, parts: Parts) -> tuple[Path, ...]:
+    """Write the model's folder and its twin's, if it has one, under ``work``; returns them, the twin first.
+
+    The twin's model.onnx is a hard link.
+    """
+    first, twins = work / config.name, [work / config.bulk_model] if config.has_twin else []
+    for path in (*twins, first):
         (path / "1").mkdir(parents=True)
         (path / "canary.json").write_text(json.dumps(parts.canary) + "\n")
         if config.labels:
             (path / "labels.txt").write_text("".join(f"{label}\n" for label in config.labels), encoding="utf-8")
     parts.tokenizer.rename(first / "tokenizer")
     (first / "1" / "model.onnx").write_bytes(parts.onnx)
-    (twin / "1" / "model.onnx").hardlink_to(first / "1" / "model.onnx")
     (first / "MODEL_CARD.md").write_text(parts.card, encoding="utf-8")
-    (first / "config.pbtxt").write_text(render(config, bulk=False))
-    (twin / "config.pbtxt").write_text(render(config, bulk=True))
-    for path in (first, twin):
+    for path in twins:
+        (path / "1" / "model.onnx").hardlink_to(first / "1" / "model.onnx")
+    for path in (*twins, first):
+        (path / "config.pbtxt").write_text(render(config, bulk=path != first))
         _write_record(path, config, parts)
-    return first, twin
+    return (*twins, first)
 
 
 def _write_record(path: Path, config: ModelConfig, parts: Parts) -> None:
@@ -114,7 +117,7 @@ def _write_record(path: Path, config: ModelConfig, parts: Parts) -> None:
         max_tokens=config.max_tokens,
         prompt_prefix=config.prompt_prefix,
         labels=config.labels,
-        bulk_model=twin_name(config.name),
+        bulk_model=config.bulk_model,
         fingerprint=parts.fingerprint,
         files={file: sha256_file(path / file) for file in files_of(path)},
     )

@@ -43,7 +43,8 @@ def _verify_one(path: Path, sst2_dir: Path | None) -> VerifyResult:
     problems = differences(path, record) + _twin_problems(path, record)
     passed: list[str] = []
     if not problems:
-        passed.append(f"{len(record.files)} files and the bulk twin as built")
+        twin = "" if record.bulk_model == record.name else " and the bulk twin"
+        passed.append(f"{len(record.files)} files{twin} as built")
         runners = {version: Runner(path / version / MODEL_FILE, default_cores()) for version in versions_of(path)}
         for version, one in runners.items():
             deviation = canary.deviation(one, json.loads(version_file(path, version, "canary.json").read_bytes()))
@@ -58,6 +59,8 @@ def _verify_one(path: Path, sst2_dir: Path | None) -> VerifyResult:
 
 
 def _twin_problems(path: Path, record: Record) -> list[str]:
+    if record.bulk_model == record.name:
+        return []
     twin = path.parent / twin_name(record.name)
     own = read_record(twin)
     if own is None:

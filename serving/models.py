@@ -40,6 +40,12 @@ class ModelSpec:
     on_gpu: bool
     serve_version: str = ""
     """The version that new work goes to where it is ready, from parameter ``serve_version``; "" = the newest."""
+    instances: int = 1
+    """How many instances Triton runs of it, and so how many requests it works on at one time."""
+    bulk_instances: int = 1
+    """The same of the model that serves the bulk lane."""
+    bulk_priority: int = 0
+    """Triton's priority level of bulk requests where both lanes share the instances (callers have 1); 0 = they do not."""
 
     @property
     def is_sentiment(self) -> bool:
@@ -49,6 +55,15 @@ class ModelSpec:
     def triton_name(self, lane: Lane) -> str:
         """Return the name of the Triton model that serves this lane."""
         return self.name if lane == "interactive" else self.bulk_model
+
+    def priority(self, lane: Lane) -> int:
+        """Return the priority a request of this lane carries; 0 = none, where each lane has instances of its own."""
+        return self.bulk_priority if lane == "bulk" else min(1, self.bulk_priority)
+
+    @property
+    def lanes_are_equals(self) -> bool:
+        """Whether nothing takes the processor away from a running micro-batch: on a GPU, and where lanes share instances."""
+        return self.on_gpu or self.bulk_model == self.name
 
 
 def bucket_length(tokens: int) -> int:
@@ -105,7 +120,8 @@ def parse_spec(config: Mapping[str, Any], version: str, labels: Sequence[str]) -
     output, size = _check_output(name, config)
     if task == "classify" and len(labels) != size:
         raise ConfigError(f"model {name}: {len(labels)} labels for an output of {size}")
-    groups = config.get("instance_group", ())
+    bulk_model = parameters.get("bulk_model", name)
+    bulk_priority = _bulk_priority(config) if bulk_model == name else 0
     return ModelSpec(
         name=name,
         version=version,
@@ -115,30 +131,61 @@ def parse_spec(config: Mapping[str, Any], version: str, labels: Sequence[str]) -
         # A version that brings a tokenizer of its own has a hash of its own.
         tokenizer_sha256=parameters.get(f"tokenizer_sha256_{version}", parameters.get("tokenizer_sha256", "")),
         labels=tuple(labels) if task == "classify" else (),
-        bulk_model=parameters.get("bulk_model", name),
-        bulk_batch_ms=float(parameters.get("bulk_batch_ms", "25")),
+        bulk_model=bulk_model,
+        bulk_batch_ms=_bulk_batch_ms(name, parameters),
         inputs=inputs,
         output=output,
         output_size=size,
         max_batch_rows=max(1, int(config.get("max_batch_size", 0))),
-        on_gpu=any(str(group.get("kind")) in ("KIND_GPU", "1") for group in groups),
+        on_gpu=any(str(group.get("kind")) in ("KIND_GPU", "1") for group in config.get("instance_group", ())),
         serve_version=parameters.get("serve_version", ""),
+        instances=instances_of(config),
+        bulk_instances=instances_of(config),
+        bulk_priority=bulk_priority,
     )
 
 
+def instances_of(config: Mapping[str, Any]) -> int:
+    """Return how many instances a loaded config has in all."""
+    return sum(max(1, int(group.get("count", 1))) for group in config.get("instance_group", ())) or 1
+
+
 def check_queue(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the model's queue has a bound and lets a request shorten its timeout."""
-    name = config["name"]
-    policy = config.get("dynamic_batching", {}).get("default_queue_policy", {})
+    """Raise ConfigError unless the model's queue has a bound, at each level, and lets a request shorten its timeout."""
+    batching = config.get("dynamic_batching", {})
+    policies = {"default_queue_policy": batching.get("default_queue_policy", {})}
+    for level, policy in batching.get("priority_queue_policy", {}).items():
+        policies[f"priority_queue_policy of level {level}"] = policy
+    for place, policy in policies.items():
+        _check_policy(config["name"], place, policy)
+
+
+def _check_policy(name: str, place: str, policy: Mapping[str, Any]) -> None:
     if int(policy.get("max_queue_size", 0)) < 1:
-        raise ConfigError(
-            f"model {name}: dynamic_batching.default_queue_policy.max_queue_size must be set: the queue has no bound"
-        )
+        raise ConfigError(f"model {name}: dynamic_batching.{place}.max_queue_size must be set: the queue has no bound")
     if not policy.get("allow_timeout_override") or int(policy.get("default_timeout_microseconds", 0)) < 1:
         raise ConfigError(
-            f"model {name}: default_queue_policy needs allow_timeout_override and default_timeout_microseconds, "
+            f"model {name}: {place} needs allow_timeout_override and default_timeout_microseconds, "
             "or Triton ignores a request's timeout"
         )
+
+
+def _bulk_priority(config: Mapping[str, Any]) -> int:
+    """Return the level of bulk requests in a model that serves both lanes, its lowest; 0 where it has no levels.
+
+    Raises ConfigError where a request without a priority would not be a caller's: Triton then takes the default level,
+    and for a level that it does not have it does so without a word.
+    """
+    batching = config.get("dynamic_batching", {})
+    levels, default = int(batching.get("priority_levels", 0)), int(batching.get("default_priority_level", 0))
+    if levels == 0:
+        return 0
+    if levels < 2 or default != 1:
+        raise ConfigError(
+            f"model {config['name']} serves both lanes with priority_levels {levels} and default_priority_level {default}: "
+            "it needs two levels or more, and level 1, that of callers, as the default"
+        )
+    return levels
 
 
 def check_twin(spec: ModelSpec, twin: Mapping[str, Any]) -> None:
@@ -162,6 +209,16 @@ def _int_parameter(model: str, parameters: Mapping[str, str], name: str) -> int:
         raise ConfigError(f"model {model}: parameter {name} must be a whole number") from None
     if value < 1:
         raise ConfigError(f"model {model}: parameter {name} must be at least 1")
+    return value
+
+
+def _bulk_batch_ms(model: str, parameters: Mapping[str, str]) -> float:
+    try:
+        value = float(parameters.get("bulk_batch_ms", "25"))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"model {model}: parameter bulk_batch_ms must be a number of milliseconds, 0 = no bound")
     return value
 
 

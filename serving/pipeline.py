@@ -37,8 +37,9 @@ class Pipeline:
         """
         spec = model.spec
         output = await self._client.infer(
-            spec.triton_name(lane), spec.version, pad(spec, rows), spec.output, deadline, headers=headers, ended=ended
-        )
+            spec.triton_name(lane), spec.version, pad(spec, rows), spec.output, deadline,
+            priority=spec.priority(lane), headers=headers, ended=ended,
+        )  # fmt: skip
         if output.shape != (len(rows), spec.output_size):
             raise ModelFailed(f"{spec.name} gave an output of another shape than its config says")
         return render(spec, output)
@@ -53,7 +54,7 @@ class Pipeline:
             return True
         try:
             output: FloatArray = await self._client.infer(
-                spec.triton_name(lane), spec.version, canary.inputs, spec.output, deadline
+                spec.triton_name(lane), spec.version, canary.inputs, spec.output, deadline, priority=spec.priority(lane)
             )
         except Overloaded:
             raise
@@ -73,29 +74,13 @@ async def encode(
     """
     size_chars = sum(len(text) for text in texts if isinstance(text, str))
     if size_chars > offload_bytes:
-        return await asyncio.to_thread(_check_and_encode, model, texts, truncate, max_chars)
-    return _check_and_encode(model, texts, truncate, max_chars)
+        return await asyncio.to_thread(check_and_encode, model, texts, truncate, max_chars)
+    return check_and_encode(model, texts, truncate, max_chars)
 
 
-def _check_and_encode(
-    model: Model, texts: Sequence[object], truncate: bool, max_chars: int
-) -> list[Encoded | RowError]:
+def check_and_encode(model: Model, texts: Sequence[object], truncate: bool, max_chars: int) -> list[Encoded | RowError]:
+    """Do what ``encode`` does, in this thread."""
     errors = [check_text(text, max_chars) for text in texts]
     good = [text for text, error in zip(texts, errors, strict=True) if error is None and isinstance(text, str)]
     rest = iter(model.tokenizer.encode(good, truncate) if good else ())
     return [next(rest) if error is None else error for error in errors]
-
-
-def plan_requests(lengths: Sequence[int], max_rows: int, max_tokens: int) -> list[list[int]]:
-    """Split rows into requests of neighbours in length; returns lists of row indexes.
-
-    Each request has at most ``max_rows`` rows and ``max_tokens`` padded tokens (one row may have more alone).
-    """
-    requests: list[list[int]] = []
-    current: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if current and (len(current) >= max_rows or (len(current) + 1) * lengths[index] > max_tokens):
-            requests.append(current)
-            current = []
-        current.append(index)
-    return [*requests, current] if current else requests

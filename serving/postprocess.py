@@ -1,6 +1,6 @@
 """The model's output becomes answers: probabilities or an embedding, or an error of the row that has none."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,23 +48,27 @@ Answer = Classification | Embedding
 
 def render(spec: ModelSpec, output: FloatArray) -> list[Answer | RowError]:
     """Return one answer or error per row of ``output``, FP32 of shape [rows, output_size]."""
-    finite = [bool(row.all()) for row in np.isfinite(output)]
-    if spec.task == "classify":
-        return [_classify(spec, row) if ok else _non_finite(spec) for row, ok in zip(output, finite, strict=True)]
-    return [Embedding(row) if ok else _non_finite(spec) for row, ok in zip(output, finite, strict=True)]
+    finite: list[bool] = np.all(np.isfinite(output), axis=1, keepdims=True).ravel().tolist()
+    answers: Iterable[Answer] = _classify(spec, output, finite) if spec.task == "classify" else map(Embedding, output)
+    return [answer if ok else _non_finite(spec) for answer, ok in zip(answers, finite, strict=True)]
 
 
-def _classify(spec: ModelSpec, logits: FloatArray) -> Classification:
-    exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    probabilities = (exponentials / exponentials.sum()).tolist()
-    best = int(logits.argmax())
-    shown = spec.labels.index("positive") if spec.is_sentiment else best
-    return Classification(
-        label=spec.labels[best],
-        score=probabilities[shown],
-        scores=dict(zip(spec.labels, probabilities, strict=True)),
-        sentiment=spec.is_sentiment,
-    )
+def _classify(spec: ModelSpec, output: FloatArray, finite: Sequence[bool]) -> Iterator[Classification]:
+    """Yield each row's answer; that of a row that is not finite means nothing."""
+    logits = output.astype(np.float64)
+    if not all(finite):
+        logits[~np.asarray(finite)] = 0
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    rows: list[list[float]] = (exponentials / exponentials.sum(axis=1, keepdims=True)).tolist()
+    sentiment = spec.is_sentiment
+    positive = spec.labels.index("positive") if sentiment else None
+    for best, probabilities in zip(logits.argmax(axis=1).tolist(), rows, strict=True):
+        yield Classification(
+            label=spec.labels[best],
+            score=probabilities[best if positive is None else positive],
+            scores=dict(zip(spec.labels, probabilities, strict=True)),
+            sentiment=sentiment,
+        )
 
 
 def _non_finite(spec: ModelSpec) -> NonFiniteOutput:

@@ -1,19 +1,15 @@
 """Texts become token ids: one fast tokenizer per model, set up once and never changed afterwards."""
 
-import os
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer
 
 from serving.errors import ConfigError, EmptyText, InvalidRow, InvalidUnicode, RowError, RowTooLarge, TextTooLong
 from serving.models import ModelSpec, padded_length, tokenizer_sha256
-
-# One thread per door: the tokenizer must not take cores from the model (DESIGN section 6).
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from serving.tokenizer_files import Backend, load_backend
 
 IdArray = npt.NDArray[np.int64]
 
@@ -48,14 +44,17 @@ def check_text(text: object, max_chars: int) -> RowError | None:
 class Tokenizer:
     """A model's fast tokenizer. Padding, truncation and special tokens are set once, so threads may share it."""
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        """Load the folder; raises ConfigError where it is missing or is not the one the config names."""
+    def __init__(self, folder: Path, spec: ModelSpec, loaded: MutableMapping[str, Backend] | None = None) -> None:
+        """Load the folder, or take it out of ``loaded`` (hash → tokenizer).
+
+        Raises ConfigError where it is missing or is not the one the config names.
+        """
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError(f"model {spec.name}: no tokenizer at {folder}")
         if tokenizer_sha256(folder) != spec.tokenizer_sha256:
             raise ConfigError(f"model {spec.name}: the files in {folder} are not those of parameter tokenizer_sha256")
-        # local_files_only: a door never reaches for a hub.
-        self._backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+        sha256 = spec.tokenizer_sha256
+        self._backend = loaded.pop(sha256) if loaded and sha256 in loaded else load_backend(folder)
         self._backend.no_padding()
         self._backend.no_truncation()
         # Text is data: a "[SEP]" typed by a caller is encoded as text.

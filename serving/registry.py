@@ -1,49 +1,39 @@
 """Which models there are: a task that follows Triton's index and keeps spec, tokenizer and canary of each."""
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import structlog
 
 from serving.errors import ConfigError, DependencyDown, ModelNotReady, TwodoorError, UnknownModel, VersionGone
-from serving.models import ModelSpec, check_twin, parse_spec, twin_of, version_file
-from serving.postprocess import FloatArray
-from serving.preprocess import IdArray, Tokenizer
+from serving.model_files import Canary, Model, read_model
+from serving.models import ModelSpec, check_twin, instances_of, twin_of
+from serving.read_ahead import ReadAhead
 from serving.settings import ModelSettings, TritonSettings
+from serving.startup import Phase
 from serving.triton_client import ModelState, TritonClient, newest_first
+
+__all__ = ["Canary", "Model", "Registry", "read_model"]
 
 log = structlog.get_logger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """One known row: input tensors of shape [1, tokens] and the output it must give within ``tolerance``."""
-
-    inputs: Mapping[str, IdArray]
-    values: FloatArray
-    tolerance: float
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model a caller may name."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    canary: Canary | None
+# While Triton is away somebody may be waiting for its start, and to ask costs next to nothing.
+_AWAY_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was made of one version that Triton has loaded: ``digest`` of its config, the model or why it was refused."""
+    """What was made of one version that Triton has loaded: ``digest`` of its config, the model or why it was refused.
+
+    ``is_whole``: its bulk twin was looked at too; it may come later, and callers need not wait for it.
+    """
 
     digest: bytes
-    model: Model | None
+    model: Model | None = None
+    is_whole: bool = True
     refused: ConfigError | None = None
 
 
@@ -61,6 +51,9 @@ class Registry:
         self._read: dict[str, dict[str, _Read]] = {}
         self._routes: dict[str, tuple[Model, ...]] = {}
         self._known: frozenset[str] = frozenset()
+        self._ahead = ReadAhead(models.repository, models.default)
+        self._awaited = Phase("triton")
+        self._on_disk = _names_on_disk(models.repository) | {models.default}
         self._ready: dict[str, tuple[str, ...]] = {}
         self.triton_up = False
         self.seen = asyncio.Event()
@@ -70,6 +63,11 @@ class Registry:
     def names(self) -> frozenset[str]:
         """Names of all models callers may use, ready or not; bulk twins are not among them."""
         return self._known
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """The same names, and until Triton was seen for the first time those of the repository's folders."""
+        return self._known if self.seen.is_set() else self._on_disk
 
     def get(self, name: str, version: str | None = None) -> Model:
         """Return the version of a model that new work is routed to, or the given one.
@@ -105,7 +103,14 @@ class Registry:
         return False
 
     async def run(self) -> None:
-        """Follow the index until cancelled. A config that is wrong at the first look raises ConfigError."""
+        """Follow the index until cancelled. A config that is wrong at the first look raises ConfigError.
+
+        Tokenizers are read in a thread while Triton is still on its way.
+        """
+        async with self._ahead:
+            await self._follow()
+
+    async def _follow(self) -> None:
         told = False
         while True:
             try:
@@ -118,14 +123,17 @@ class Registry:
                 told, self.triton_up = True, False
             else:
                 told = False
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self._interval_s if self.triton_up else min(self._interval_s, _AWAY_INTERVAL_S))
 
     async def refresh(self) -> None:
         """Read the index once, and every version that is new or whose loaded config has changed."""
         if not self.triton_up:
-            log.info("triton up", version=await self._client.server_version())
+            version = await self._client.server_version()
+            self._awaited.done()
+            log.info("triton up", version=version)
             # Whatever happened to the repository meanwhile: what is known of it may be of another model by the same name.
             self._read = {}
+        reading, is_first = Phase("models"), not self.seen.is_set()
         states = await self._client.models()
         ready = {name: state.versions for name, state in states.items() if state.versions}
         # A version that went away may come back as another one: it is read again.
@@ -141,6 +149,9 @@ class Registry:
                     await self._look(name, version, ready, twins)
         self._refuse_at_start()
         self._publish(states, ready, twins)
+        if is_first:
+            self._ahead.drop()
+            reading.done()
 
     def _specs(self) -> Iterator[ModelSpec]:
         return (read.model.spec for known in self._read.values() for read in known.values() if read.model)
@@ -173,34 +184,42 @@ class Registry:
             digest = await self._client.config_digest(name, version)
             known = self._read.get(name, {}).get(version)
             if known and known.digest == digest:
+                if known.model and not known.is_whole:
+                    self._read[name][version] = _Read(digest, *await self._with_twin(known.model, ready))
                 return
             config = await self._client.model_config(name, version)
             if twin_of(config):
                 twins.add(name)
                 return
-            model = await self._load(name, version, config, ready)
+            loaded = await self._ahead.so_far()
+            model = await asyncio.to_thread(read_model, self._settings.repository / name, config, version, loaded)
+            read = _Read(digest, *await self._with_twin(model, ready))
         except ConfigError as exc:
             # What was known of it goes: Triton answers with the new one by now, and tokens and labels of the old one
             # would give wrong answers.
-            self._read.setdefault(name, {})[version] = _Read(digest, None, exc)
+            self._read.setdefault(name, {})[version] = _Read(digest, refused=exc)
             log.error("model refused", model=name, version=version, reason=str(exc))
         except TwodoorError as exc:
             log.info("model not readable yet", model=name, version=version, reason=str(exc))
         else:
-            self._read.setdefault(name, {})[version] = _Read(digest, model)
+            self._read.setdefault(name, {})[version] = read
             if model.spec.bulk_model != name:
                 twins.add(model.spec.bulk_model)
             log.info("model ready", model=name, version=version)
 
-    async def _load(
-        self, name: str, version: str, config: Mapping[str, object], ready: Mapping[str, tuple[str, ...]]
-    ) -> Model:
-        model = await asyncio.to_thread(read_model, self._settings.repository / name, config, version)
-        twin = model.spec.bulk_model
-        if twin != name:
-            same = version if version in ready.get(twin, ()) else ""
-            check_twin(model.spec, await self._client.model_config(twin, same))
-        return model
+    async def _with_twin(self, model: Model, ready: Mapping[str, tuple[str, ...]]) -> tuple[Model, bool]:
+        """Return the model with what its bulk twin says of itself, and False while that is not ready.
+
+        Raises ConfigError where the two do not fit.
+        """
+        twin, version = model.spec.bulk_model, model.spec.version
+        if twin == model.spec.name:
+            return model, True
+        if twin not in ready:
+            return model, False
+        config = await self._client.model_config(twin, version if version in ready[twin] else "")
+        check_twin(model.spec, config)
+        return replace(model, spec=replace(model.spec, bulk_instances=instances_of(config))), True
 
 
 def _in_order(known: Mapping[str, _Read], ready: Mapping[str, tuple[str, ...]]) -> tuple[Model, ...]:
@@ -221,41 +240,6 @@ def _looks_like_twin(name: str, states: Mapping[str, object]) -> bool:
     return first != name and first in states
 
 
-def read_model(folder: Path, config: Mapping[str, object], version: str) -> Model:
-    """Read what belongs to a version, from the config Triton has loaded of it and the model's folder. Blocks.
-
-    Raises ConfigError, whatever is wrong with its files.
-    """
-    try:
-        spec = parse_spec(config, version, _read_labels(folder, config, version))
-        tokenizer = Tokenizer(version_file(folder, version, "tokenizer"), spec)
-        return Model(spec, tokenizer, _read_canary(folder, version))
-    except ConfigError:
-        raise
-    except Exception as exc:  # the tokenizer's libraries name no errors of their own
-        raise ConfigError(f"model {folder.name}: its config or files cannot be read: {exc}") from exc
-
-
-def _read_labels(folder: Path, config: Mapping[str, object], version: str) -> list[str]:
-    outputs = config.get("output")
-    first = outputs[0] if isinstance(outputs, list) and outputs else {}
-    name = first.get("label_filename") if isinstance(first, dict) else None
-    if not name:
-        return []
-    try:
-        return version_file(folder, version, str(name)).read_text(encoding="utf-8").split("\n")[:-1]
-    except OSError as exc:
-        raise ConfigError(f"model {folder.name}: label file {name} cannot be read") from exc
-
-
-def _read_canary(folder: Path, version: str) -> Canary | None:
-    file = version_file(folder, version, "canary.json")
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_bytes())
-        inputs = {name: np.asarray([ids], dtype=np.int64) for name, ids in content["inputs"].items()}
-        values = np.asarray(content["output"]["values"], dtype=np.float32)
-        return Canary(inputs, values, float(content["output"]["tolerance"]))
-    except (ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(f"model {folder.name}: canary.json is not a canary row") from exc
+def _names_on_disk(repository: Path) -> frozenset[str]:
+    names = dict.fromkeys(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    return frozenset(name for name in names if not _looks_like_twin(name, names))

@@ -74,18 +74,37 @@ class GatewaySettings(Settings):
     max_admitted_tokens: int = Field(
         65_536, ge=512, description="Bound of all tokens admitted and not yet answered; over it a call gets 503."
     )
+    max_admitted_rows: int = Field(
+        1_024,
+        ge=1,
+        description="Bound of all rows admitted and not yet answered; over it a call gets 503. At the measured rate the last one waits about a quarter of the default deadline.",
+    )
+    max_connections: int = Field(
+        12_288,
+        ge=1,
+        description="Most open connections. Over it the one that rests longest is closed, or, where none rests, the new one is answered 503. The process raises its own limit of open files to what this needs; where the hard limit is lower, that bounds it.",
+    )
     max_in_flight: int = Field(
-        64, ge=1, description="Most calls to Triton at one time; the rest waits in line, inside the token bound."
+        0,
+        ge=0,
+        description="Most requests to one model at one time; while so many are on their way rows wait in line, inside the bound of rows, and are joined. 0 = the model's instances and one more.",
     )
     default_timeout_ms: int = Field(10_000, ge=1, description="Deadline of a call that sets none.")
     max_timeout_ms: int = Field(60_000, ge=1, description="Longest deadline a caller may ask for with X-Timeout-Ms.")
     max_request_rows: int = Field(
-        16,
+        8,
         ge=1,
-        description="Most rows of a list call that go to Triton in one request, so that a caller of one text is not kept behind many.",
+        description="Most rows of one call or of concurrent ones that go to Triton in one request, so that nobody is kept behind many.",
     )
     max_request_tokens: int = Field(
-        2_048, ge=512, description="Most padded tokens of a list call in one request to Triton."
+        512,
+        ge=16,
+        description="Most padded tokens in one request to Triton (a longer text goes alone); more pays on a GPU only.",
+    )
+    request_overhead_tokens: int = Field(
+        20,
+        ge=0,
+        description="What a request costs besides its rows, in tokens: rows of unlike lengths go together only where padding costs less.",
     )
     max_buffered_bytes: int = Field(
         64 * 2**20,
@@ -99,6 +118,11 @@ class GatewaySettings(Settings):
     body_timeout_s: float = Field(
         30.0, gt=0, description="How long a caller may take to send its body, or to go on taking its answer."
     )
+    min_transfer_bytes_per_s: int = Field(
+        512,
+        ge=1,
+        description="Slowest pace, on the average, at which a job's body may be sent and an answer that waits may be taken.",
+    )
     keep_alive_timeout_s: float = Field(75.0, gt=0, description="How long an idle connection stays open.")
     offload_bytes: int = Field(
         16_384,
@@ -107,6 +131,11 @@ class GatewaySettings(Settings):
         description="Work on more than this many bytes (JSON, tokenizing, rendering) leaves the event loop's thread.",
     )
     shutdown_timeout_s: float = Field(10.0, gt=0, description="How long calls in flight may take after SIGTERM.")
+    demand_window_s: float = Field(
+        60.0,
+        gt=0,
+        description="How long rows that were refused with 503 count in twodoor_demand_rows; at least two scrapes of the metrics.",
+    )
     keys_file: Path | None = Field(
         None,
         description="File of API keys, one JSON object a line with sha256, tenant, weight, rate_rows_per_s, max_queued_rows, admin; read again on SIGHUP. None = open, one tenant.",
@@ -126,6 +155,30 @@ class GatewaySettings(Settings):
     )
     upload_idle_timeout_s: float = Field(30.0, gt=0, description="How long a job's body may pause while it is sent.")
     max_wait_s: int = Field(60, ge=0, description="Longest wait a caller may ask for with Prefer: wait.")
+    stream_max_connections: int = Field(
+        1_000,
+        ge=1,
+        description="Most WebSockets of /v1/stream that are open at one time; over it a handshake gets 503.",
+    )
+    stream_max_message_bytes: int = Field(
+        2**20, ge=1024, description="Largest message of /v1/stream; a larger one closes its connection with 1009."
+    )
+    stream_max_unanswered: int = Field(
+        64,
+        ge=1,
+        description="Most messages of one WebSocket that are read and not yet answered; then reading stops until one is.",
+    )
+    stream_idle_timeout_s: float = Field(
+        300.0, gt=0, description="A WebSocket without a message for this long, and with none unanswered, is closed."
+    )
+    stream_ping_interval_s: float = Field(20.0, gt=0, description="How often an open WebSocket is pinged.")
+    stream_ping_timeout_s: float = Field(
+        20.0, gt=0, description="A WebSocket that sends nothing for this long after a ping is closed with 1011."
+    )
+    stream_origins: str = Field(
+        "",
+        description="Comma-separated origins (https://host) whose pages may open a WebSocket. Only browsers send an Origin; a program sends none and is not asked.",
+    )
 
     @model_validator(mode="after")
     def _loopback_only_without_keys(self) -> Self:
@@ -179,7 +232,14 @@ class ConsumerSettings(Settings):
     max_microbatch_rows: int = Field(32, ge=1, description="Most rows in one micro-batch.")
     max_microbatch_tokens: int = Field(4_096, ge=512, description="Most padded tokens in one micro-batch.")
     max_in_flight: int = Field(
-        3, ge=1, description="Most micro-batches of one model at Triton at one time: its bulk instances and one more."
+        0,
+        ge=0,
+        description="Most micro-batches of one model at Triton at one time; 0 = its bulk instances and one more, which keeps them busy.",
+    )
+    bulk_batch_ms: float | None = Field(
+        None,
+        ge=0,
+        description="Longest micro-batch in ms, by the cost of each shape as measured at the model's first rows; 0 = no bound. Not set = what the model's config says (`bulk_batch_ms`) where nothing takes the processor away from a running one: on a GPU, and where a model serves both lanes itself.",
     )
     window_records: int = Field(
         512,
@@ -364,6 +424,10 @@ class StackSettings(Settings):
     )
     log_max_bytes: int = Field(
         20 * 2**20, ge=4096, description="Largest log file of one service; one older file is kept."
+    )
+    triton_staged_load: bool = Field(
+        True,
+        description="Start Triton with the default model alone and load the others while it answers; false = Triton answers when all are loaded.",
     )
     triton_venv: Path = Field(Path(".venv-triton"), description="Virtual environment of the GPU tier.")
     kafka_libs: Path = Field(Path(".kafka/libs"), description="Folder of Kafka's jars.")

@@ -1,8 +1,9 @@
 """Logs and traces of every process: structured lines on stderr, W3C trace context in and out."""
 
+import contextvars
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
@@ -12,7 +13,7 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from structlog.typing import Processor
 
@@ -77,6 +78,11 @@ def tracing(settings: TelemetrySettings, service: str) -> Iterator[None]:
         provider.shutdown()
 
 
+def is_tracing() -> bool:
+    """Return whether spans are recorded."""
+    return isinstance(trace.get_tracer_provider(), TracerProvider)
+
+
 def extract_context(headers: Mapping[str, str]) -> Context:
     """Return the trace context of a caller's ``traceparent`` (names in lower case); empty where there is none."""
     return _PROPAGATOR.extract(headers, context=Context())
@@ -90,13 +96,20 @@ def inject_headers() -> dict[str, str]:
 
 
 @contextmanager
-def span(name: str, context: Context | None = None, kind: SpanKind = SpanKind.INTERNAL) -> Iterator[Span]:
+def span(
+    name: str,
+    context: Context | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    links: Sequence[contextvars.Context] = (),
+) -> Iterator[Span]:
     """Run the block inside a span; ``context`` is the caller's, without it the current one is the parent.
+
+    ``links`` are the contexts of others for whom the block works too: their spans are linked.
 
     Where nothing is exported no span is made (it would cost each call tens of microseconds), and the caller's context
     is only carried on.
     """
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+    if not is_tracing():
         token = attach(context) if context is not None else None
         try:
             yield trace.INVALID_SPAN
@@ -104,7 +117,8 @@ def span(name: str, context: Context | None = None, kind: SpanKind = SpanKind.IN
             if token is not None:
                 detach(token)
         return
-    with _TRACER.start_as_current_span(name, context=context, kind=kind) as current:
+    others = [Link(link.run(trace.get_current_span).get_span_context()) for link in links]
+    with _TRACER.start_as_current_span(name, context=context, kind=kind, links=others) as current:
         yield current
 
 

@@ -153,6 +153,7 @@ class TritonClient:
         output: str,
         deadline: Deadline,
         *,
+        priority: int = 0,
         headers: Mapping[str, str] | None = None,
         ended: Callable[[], None] | None = None,
     ) -> FloatArray:
@@ -160,10 +161,10 @@ class TritonClient:
 
         The deadline becomes Triton's queue timeout (µs) and this call's own. A call that is late or whose caller
         left is cancelled only on a server that survives it; otherwise it runs on unobserved and its answer is dropped.
-        ``ended`` is called once, when nothing of the call runs any more: for an abandoned call that is later.
+        ``priority``: the level in the model's queue, 1 before 2; 0 = its default. ``ended`` is called once, when nothing of the call runs any more: for an abandoned call that is later.
         """
         try:
-            call = self._start(model, version, inputs, output, deadline, headers)
+            call = self._start(model, version, inputs, output, deadline, priority, headers)
         except BaseException:
             if ended is not None:
                 ended()
@@ -172,7 +173,9 @@ class TritonClient:
             call.add_done_callback(lambda _: ended())
         try:
             with _translated():
-                result = await asyncio.wait_for(asyncio.shield(call), deadline.remaining_s())
+                # Not `wait_for`, which loses a cancellation that comes together with the answer.
+                async with asyncio.timeout(deadline.remaining_s()):
+                    result = await asyncio.shield(call)
         except TimeoutError:
             self._abandon(call)
             raise DeadlineExceeded("the deadline passed while the model worked") from None
@@ -191,6 +194,7 @@ class TritonClient:
         inputs: Mapping[str, IdArray],
         output: str,
         deadline: Deadline,
+        priority: int,
         headers: Mapping[str, str] | None,
     ) -> "asyncio.Task[Any]":
         return asyncio.ensure_future(
@@ -200,6 +204,7 @@ class TritonClient:
                 # Tokens, labels and the version an answer names belong together, so that no other one may answer.
                 model_version=version,
                 outputs=[InferRequestedOutput(output)],
+                priority=priority,
                 timeout=deadline.queue_timeout_us(),
                 client_timeout=deadline.remaining_s() + (0 if self._may_cancel else self._settings.abandon_grace_s),
                 headers=dict(headers) if headers else None,
@@ -239,7 +244,7 @@ def _channel_args(settings: TritonSettings) -> Sequence[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 0),
         # A server that comes back is found again soon: gRPC's own back-off grows to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", 250),
         # Each client its own connection: a shared one would tie the doors of one test process together.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -22,13 +22,21 @@ from serving.settings import ConsumerSettings, GatewaySettings, KafkaSettings, M
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "template_twodoor"
+WORKERS = 2
+"""How many of pytest's workers `make test` uses at one time."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago, all different, below the range the kernel gives to outgoing calls."""
+    """Return ports that were free a moment ago, all different, below the range the kernel gives to outgoing calls.
+
+    Each of pytest's workers has a part of that range to itself: two that look at the same moment would find the same.
+    """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+    part = max(1_000, (lowest - 11_000) // WORKERS)
     found: list[int] = []
-    candidate = 10_000 + (os.getpid() * 37 + int(time.monotonic() * 1000)) % max(1, lowest - 15_000)
+    # The last 500 of a part are left for the ports that follow a start near its end.
+    candidate = 10_000 + worker * part + (os.getpid() * 37 + int(time.monotonic() * 1000)) % (part - 500)
     while len(found) < count:
         candidate += 1
         with socket.socket() as probe:

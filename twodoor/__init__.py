@@ -1,4 +1,4 @@
-"""What a user imports: a typed client for `/predict` and jobs, sync and async, and its errors.
+"""What a user imports: a typed client for `/predict`, streams and jobs, sync and async, and its errors.
 
     from twodoor import Client
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         UnknownModel,
     )
     from twodoor.job_records import BulkState, Job, JobError, JobRows, ResultRow
+    from twodoor.stream_async import OpenStream
+    from twodoor.stream_wire import StreamAnswer
     from twodoor.wire import Prediction, Predictions
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "JobRows",
     "NotFound",
     "NotReachable",
+    "OpenStream",
     "Prediction",
     "Predictions",
     "QuotaExceeded",
@@ -61,6 +64,7 @@ __all__ = [
     "ResultRow",
     "RowFailed",
     "ServerFailed",
+    "StreamAnswer",
     "TwodoorError",
     "Unauthorized",
     "Unavailable",
@@ -77,6 +81,8 @@ _HOMES = {
     "JobError": "job_records",
     "JobRows": "job_records",
     "ResultRow": "job_records",
+    "OpenStream": "stream_async",
+    "StreamAnswer": "stream_wire",
 }
 
 

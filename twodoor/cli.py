@@ -2,7 +2,21 @@
 
 import typer
 
-from twodoor.commands import bench, bulk, consume, demo, dlq, jobs, migrate, models, predict, produce, stack, submit
+from twodoor.commands import (
+    bench,
+    bulk,
+    consume,
+    demo,
+    dlq,
+    jobs,
+    migrate,
+    models,
+    predict,
+    produce,
+    stack,
+    stream,
+    submit,
+)
 
 app = typer.Typer(
     name="twodoor",
@@ -18,6 +32,7 @@ app.command("logs")(stack.logs)
 app.command("demo")(demo.demo)
 app.command("migrate")(migrate.migrate)
 app.command("predict")(predict.predict)
+app.command("stream")(stream.stream)
 app.command("submit")(submit.submit)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(bulk.app, name="bulk")

@@ -7,12 +7,13 @@ import httpx
 from twodoor import wire
 from twodoor.job_calls import JobCalls
 from twodoor.job_calls_async import AsyncJobCalls
+from twodoor.stream_calls import AsyncStreamCalls, StreamCalls
 from twodoor.transport import Core
 from twodoor.wire import Flow, Prediction, Predictions
 
 
-class Client(JobCalls):
-    """Calls `/predict` and the job API and waits for the answers. Safe to share between threads; close it, or use ``with``.
+class Client(JobCalls, StreamCalls):
+    """Calls `/predict`, the stream and the job API and waits for the answers. Safe to share between threads; close it, or use ``with``.
 
     ``url``: the gateway; default ``TWODOOR_CLIENT_URL``, or the local gateway. ``api_key``: default
     ``TWODOOR_CLIENT_API_KEY``. ``timeout_s``: deadline of a call with all its tries. ``retries``: how often to come
@@ -59,7 +60,7 @@ class Client(JobCalls):
         return self._run(_flow(self, texts, model, truncate, timeout_s, request_id))
 
 
-class AsyncClient(AsyncJobCalls):
+class AsyncClient(AsyncJobCalls, AsyncStreamCalls):
     """The same as `Client`, awaited. Belongs to the event loop it is first used on; close it, or use ``async with``."""
 
     def __init__(

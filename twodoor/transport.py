@@ -28,7 +28,7 @@ class Core:
             _ = parts.port
         except ValueError:
             raise ValueError(f"{self.url!r} has no port from 0 to 65535") from None
-        self._loopback = parts.hostname in ("127.0.0.1", "::1", "localhost")
+        self.is_loopback = parts.hostname in ("127.0.0.1", "::1", "localhost")
         self._timeout_s = timeout_s
         self.retry = Retry(retries, max_retry_wait_s)
 
@@ -40,7 +40,7 @@ class Core:
         return {
             "base_url": self.url,
             "headers": {**_authorization(api_key or self._config.api_key), **(headers or {})},
-            "trust_env": not self._loopback,
+            "trust_env": not self.is_loopback,
             "limits": httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
         }
 

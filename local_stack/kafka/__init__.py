@@ -69,7 +69,8 @@ def prepare(config: StackConfig) -> None:
     folder = config.stack.home.absolute() / "kafka"
     data = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    if not any(config.stack.kafka_libs.glob("kafka_2.13-*.jar")):
+    version = version_of(config.stack.kafka_libs)
+    if version is None:
         raise ConfigError(f"Kafka is not in {config.stack.kafka_libs}: run `python -m local_stack install`")
     stack = config.stack
     text = _PROPERTIES.format(
@@ -77,7 +78,9 @@ def prepare(config: StackConfig) -> None:
     )
     properties = folder / "server.properties"
     properties.write_text(text)
-    if (data / "meta.properties").exists() and (folder / "formatted").exists():
+    formatted = folder / "formatted"
+    if (data / "meta.properties").exists() and formatted.exists():
+        _refuse_newer(data, formatted, version)
         return
     # A format that was killed half-way left no records: do it again from nothing.
     shutil.rmtree(data, ignore_errors=True)
@@ -88,7 +91,7 @@ def prepare(config: StackConfig) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise ConfigError(f"Kafka could not format {data}: {(done.stderr or done.stdout).strip()[-500:]}")
-    (folder / "formatted").touch()
+    formatted.write_text(version)
 
 
 def command(config: StackConfig) -> list[str]:
@@ -103,6 +106,22 @@ def cluster_id() -> str:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):
             return text
+
+
+def version_of(libs: Path) -> str | None:
+    """Return the version of Kafka whose jars these are, None where there are none."""
+    return next((jar.stem.removeprefix("kafka_2.13-") for jar in libs.glob("kafka_2.13-*.jar")), None)
+
+
+def _refuse_newer(data: Path, formatted: Path, version: str) -> None:
+    """Raise ConfigError where a newer Kafka formatted the data: an older one fails on them without saying why."""
+    # Before versions were noted it was 4.4 or, of those that write this file, 4.2.
+    theirs = formatted.read_text().strip() or ("" if (data / "bootstrap.checkpoint").exists() else "4.4")
+    if [int(part) for part in re.findall(r"\d+", theirs)[:2]] > [int(part) for part in re.findall(r"\d+", version)[:2]]:
+        raise ConfigError(
+            f"{data.parent} holds the records of Kafka {theirs}, which {version} cannot read: move that folder away and "
+            "start again (jobs are kept elsewhere; records that nobody has worked on yet go with it)"
+        )
 
 
 def archive_of(libs: Path) -> Path:

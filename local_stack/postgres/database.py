@@ -13,6 +13,7 @@ from serving.settings import StackSettings
 
 ASK_TIMEOUT_S = 5
 MIGRATE_TIMEOUT_S = 60.0
+_NEW = f"{postgres.DATABASE}_new"
 
 
 async def answers(stack: StackSettings) -> bool:
@@ -26,12 +27,31 @@ async def answers(stack: StackSettings) -> bool:
     return True
 
 
-async def ensure_database(stack: StackSettings) -> bool:
-    """Make our role and database where they are missing; False where the server does not answer yet."""
+async def ensure_database(stack: StackSettings) -> str | None:
+    """Make our role and database where they are missing; None where the server does not answer yet.
+
+    Returns the name of the database to bring to the newest schema. A new one has another name until ``publish``: a door
+    that found it without a schema would end.
+    """
     try:
         async with asyncio.timeout(2 * ASK_TIMEOUT_S):
             async with await _connect(stack, postgres.ADMIN, "postgres") as connection:
-                await _create(connection, postgres.password(stack))
+                return await _create(connection, postgres.password(stack))
+    except (psycopg.Error, OSError, TimeoutError):
+        return None
+
+
+async def publish(stack: StackSettings, name: str) -> bool:
+    """Give a new database, which nobody is connected to, its name; False where the server does not answer."""
+    if name == postgres.DATABASE:
+        return True
+    statement = sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
+        sql.Identifier(name), sql.Identifier(postgres.DATABASE)
+    )
+    try:
+        async with asyncio.timeout(2 * ASK_TIMEOUT_S):
+            async with await _connect(stack, postgres.ADMIN, "postgres") as connection:
+                await connection.execute(statement)
     except (psycopg.Error, OSError, TimeoutError):
         return False
     return True
@@ -48,7 +68,8 @@ async def migrate(database_url: str) -> str | None:
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), MIGRATE_TIMEOUT_S)
+        async with asyncio.timeout(MIGRATE_TIMEOUT_S):
+            output, _ = await process.communicate()
     except TimeoutError:
         return f"the migration did not end within {MIGRATE_TIMEOUT_S:.0f} s"
     finally:
@@ -65,13 +86,17 @@ async def _connect(stack: StackSettings, user: str, database: str) -> psycopg.As
     )
 
 
-async def _create(connection: psycopg.AsyncConnection, password: str) -> None:
-    role, database = sql.Identifier(postgres.ROLE), sql.Identifier(postgres.DATABASE)
+async def _create(connection: psycopg.AsyncConnection, password: str) -> str:
+    role, new = sql.Identifier(postgres.ROLE), sql.Identifier(_NEW)
     found = await connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [postgres.ROLE])
     if not found.rowcount:
         # Hashed here: the statement, which an error would write to the server's log, must not hold the password.
         hashed = connection.pgconn.encrypt_password(password.encode(), postgres.ROLE.encode(), b"scram-sha-256")
         await connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(hashed.decode())))
     found = await connection.execute("SELECT FROM pg_database WHERE datname = %s", [postgres.DATABASE])
-    if not found.rowcount:
-        await connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(database, role))
+    if found.rowcount:
+        return postgres.DATABASE
+    # What a start that was cut short left behind holds nothing.
+    await connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(new))
+    await connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(new, role))
+    return _NEW

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +53,10 @@ class Installation:
     def environment(self) -> dict[str, str]:
         """Return what Triton and its stubs need: their libraries, and this environment's Python first in PATH."""
         libraries = [self.site_packages / "nvidia_pytriton.libs", *self._python_libraries()]
+        # The operator's own, such as CUDA's, stay behind ours.
+        own = os.environ.get("LD_LIBRARY_PATH")
         return {
-            "LD_LIBRARY_PATH": ":".join(str(path) for path in libraries),
+            "LD_LIBRARY_PATH": ":".join([*map(str, libraries), *([own] if own else [])]),
             # The stub asks the first Python in PATH where its packages are.
             "PATH": f"{self.venv / 'bin'}:{os.environ.get('PATH', os.defpath)}",
             "PYTHONNOUSERSITE": "1",
@@ -82,8 +85,11 @@ def prepare(config: StackConfig) -> None:
     clean_shared_memory(config)
 
 
-def command(config: StackConfig) -> list[str]:
-    """Return Triton's command line: explicit model control, every model of the repository, loopback only."""
+def command(config: StackConfig, names: Sequence[str] | None = None) -> list[str]:
+    """Return Triton's command line: explicit model control, loopback only.
+
+    ``names``: the models to start with; without it every model of the repository.
+    """
     stack = config.stack
     options = {
         "model-repository": config.repository,
@@ -109,7 +115,7 @@ def command(config: StackConfig) -> list[str]:
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(config)}",
         # Past its default of 30 s Triton waits for ever for the end of a model process that is slow to start.
         "--backend-config=python,stub-timeout-seconds=600",
-        *(f"--load-model={name}" for name in model_names(config.repository)),
+        *(f"--load-model={name}" for name in (model_names(config.repository) if names is None else names)),
     ]
 
 

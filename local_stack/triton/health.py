@@ -71,12 +71,16 @@ class TritonApi:
         """Run one request."""
         return await post_json(self._http, f"{self._base}/models/{model}/versions/{version}/infer", body, timeout_s)
 
+    async def load(self, model: str, timeout_s: float) -> str | None:
+        """Load a model; returns why it did not load."""
+        url = f"{self._base}/repository/models/{model}/load"
+        status, answer = await post_json(self._http, url, {}, timeout_s)
+        return None if status == httpx.codes.OK else str((answer or {}).get("error", f"status {status}"))
+
     async def reload(self, model: str, timeout_s: float) -> str | None:
         """Unload and load a model; returns why it did not load."""
-        url = f"{self._base}/repository/models/{model}"
-        await post_json(self._http, f"{url}/unload", {}, ASK_TIMEOUT_S)
-        status, answer = await post_json(self._http, f"{url}/load", {}, timeout_s)
-        return None if status == httpx.codes.OK else str((answer or {}).get("error", f"status {status}"))
+        await post_json(self._http, f"{self._base}/repository/models/{model}/unload", {}, ASK_TIMEOUT_S)
+        return await self.load(model, timeout_s)
 
 
 class ModelKeeper:

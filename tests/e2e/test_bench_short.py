@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plan import SECTIONS
+
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = ("perf", "predict", "open", "topic", "job", "mix", "gap")
 
 
 @pytest.mark.timeout(420)
@@ -24,8 +25,10 @@ def test_the_short_report_runs_with_right_answers_and_leaves_json_table_and_pict
     sections = {section["name"]: section for section in content["sections"]}
     assert tuple(sections) == SECTIONS
     assert not [error for section in sections.values() for error in section["errors"]]
-    for name in ("predict", "open", "topic", "job", "mix", "gap"):
-        assert all(figure["median"] is not None for figure in sections[name]["figures"]), name
+    for name in SECTIONS[1:]:
+        assert sections[name]["figures"], name
+        # In so short a time a machine that is busy may get no row through: a ratio then has no number.
+        assert all(f["unit"] == "ratio" or f["median"] is not None for f in sections[name]["figures"]), name
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # Where perf_analyzer cannot be had the report says so in a line; with it there are figures.
     perf = sections["perf"]
@@ -34,4 +37,6 @@ def test_the_short_report_runs_with_right_answers_and_leaves_json_table_and_pict
     assert "| 32 callers: gateway ÷ Triton direct, requests/s |" in table
     assert "| topic ÷ best plain loop, rows/s |" in table
     assert "| job ÷ topic, rows/s |" in table
-    assert "| calls' p50 beside the topic ÷ alone |" in table
+    for rate in (6, 20):
+        assert f"| {rate} calls/s: p50 beside the topic ÷ alone |" in table
+    assert "| models x 2: memory of each |" in table

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from local_stack.stack import Stack
@@ -19,15 +20,18 @@ from tests.integration.consumer_parts import (
     results,
 )
 from tests.parts import Triton, remove, wait_until
-from tests.stubs import DIE, FAIL, NAN, SLEEP, STUB, stub_score, write_repository
+from tests.stubs import BUILT, DIE, FAIL, NAN, SLEEP, STUB, stub_score, write_repository, write_stub
 
 GOOD = "a gorgeous, witty, seductive movie"
+BOTH_LANES = "stub_both_lanes"
+"""A model too large to be held twice: bulk work and callers share its instances."""
 
 
 @pytest.fixture(scope="module")
 def faulty_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("repository")
     write_repository(folder, models=())
+    write_stub(folder, BOTH_LANES, BUILT / "sentiment_model" / "tokenizer", bulk=False)
     yield folder
     remove(folder)
 
@@ -198,3 +202,48 @@ async def test_records_of_a_model_that_is_loading_wait_in_a_bounded_window_and_o
         triton.load(f"{STUB}_bulk")
     ids = [f"{kind}{index}" for kind in "wp" for index in range(100)]
     assert_each_once(await results(kafka, topics, 200), ids)
+
+
+async def test_a_model_that_serves_both_lanes_answers_bulk_work_in_micro_batches_kept_short(
+    stack: Stack, make_consumer: Any
+) -> None:
+    topics = await make_topics(stack.kafka)
+    names = [f"b{index}" for index in range(60)]
+    # On any machine one row alone takes longer than this, so every row has to go by itself.
+    consumer = make_consumer(topics, TWODOOR_CONSUMER_BULK_BATCH_MS=0.01).start()
+    before = requests_seen(stack, BOTH_LANES)
+    await produce(stack.kafka, topics.requests, [request(name, f"{GOOD} {name}", model=BOTH_LANES) for name in names])
+    found = await results(stack.kafka, topics, len(names))
+    assert_each_once(found, names)
+    for result in found:
+        assert result["output"]["score"] == pytest.approx(stub_score(f"{GOOD} {result['id']}"), abs=1e-6)
+    assert consumer.log().count("cost of micro-batches measured") == 1
+    assert requests_seen(stack, BOTH_LANES) - before >= len(names)
+
+
+async def test_two_consumers_that_find_the_queue_full_wait_their_turn_and_no_row_gets_an_error(
+    stack: Stack, make_consumer: Any
+) -> None:
+    topics = await make_topics(stack.kafka)
+    names = [f"q{index}" for index in range(600)]
+    # Each may have more requests under way than Triton's queue holds (64), of one row each.
+    greedy = {"TWODOOR_CONSUMER_MAX_IN_FLIGHT": 100, "TWODOOR_CONSUMER_MAX_MICROBATCH_ROWS": 1}
+    consumers = [make_consumer(topics, **greedy).launch() for _ in range(2)]
+    both = '"partitions assigned"'
+    await asyncio.to_thread(
+        wait_until, lambda: all(consumer.log().count(both) for consumer in consumers), "both are in the group", 60
+    )
+    await produce(stack.kafka, topics.requests, [request(name, f"{GOOD} {name}") for name in names])
+    found = await results(stack.kafka, topics, len(names), 90)
+    assert_each_once(found, names)
+    assert all("output" in result for result in found)
+    counts = [c.count('twodoor_rows_total{lane="bulk",model="stub_faulty",outcome="ok"}') for c in consumers]
+    assert sorted(counts) == [200, 400]
+    assert sum(c.count('twodoor_retries_total{reason="overloaded"}') for c in consumers) > 0
+
+
+def requests_seen(stack: Stack, model: str) -> int:
+    """Return how many requests Triton has answered for a model."""
+    port = stack.environment["TWODOOR_STACK_TRITON_HTTP_PORT"]
+    stats = httpx.get(f"http://127.0.0.1:{port}/v2/models/{model}/stats", timeout=5).json()["model_stats"]
+    return int(stats[0]["inference_stats"]["success"]["count"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.integration.consumer_parts import (
     read,
     request,
 )
+from tests.observability import BY_PROMETHEUS, TARGET_LABELS, expressions, family
 from tests.parts import Gateway, wait_until
 from tests.stubs import FAIL, INF, NAN, STUB, stub_score
 
@@ -323,6 +325,24 @@ async def test_metrics_tell_of_rows_batches_padding_backlog_and_lag(
     ):
         assert name in names
     assert consumer.ready() == {"triton": "up", "kafka": "up"}
+
+
+async def test_alerts_and_dashboard_use_only_series_that_the_two_doors_really_show(
+    kafka: str, topics: Topics, consumer: Consumer, gateway_process: Gateway
+) -> None:
+    await _ask(kafka, topics, [request("shown", GOOD)], {"shown"})
+    async with httpx.AsyncClient(timeout=10) as http:
+        (await http.post(f"{gateway_process.url}/predict", params={"text": GOOD})).raise_for_status()
+        shown = "".join([(await http.get(f"{url}/metrics")).text for url in (gateway_process.url, consumer.url)])
+    families = set(re.findall(r"^# TYPE (\w+) ", shown, re.MULTILINE))
+    labels: dict[str, set[str]] = {}
+    for name, text in re.findall(r"^(\w+)\{(.*)\} ", shown, re.MULTILINE):
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', text))
+    uses = [(one.where, use) for one in expressions() for use in one.uses if use.name not in BY_PROMETHEUS]
+    assert [(where, use.name) for where, use in uses if family(use.name) not in families] == []
+    seen = [(where, use) for where, use in uses if use.name in labels]
+    assert {"twodoor_rows_total", "twodoor_dependency_up", "twodoor_bulk_microbatch_seconds_bucket"} <= set(labels)
+    assert [(where, use) for where, use in seen if set(use.labels) - labels[use.name] - TARGET_LABELS] == []
 
 
 async def test_results_of_one_source_partition_stand_in_one_partition_in_offset_order(

@@ -61,6 +61,7 @@ def test_triton_away_at_start_and_later_is_503_and_comes_back_by_itself(
     gateway = gateway_factory(stub_triton.grpc_address, stub_triton.repository).start(triton_up=False)
     unavailable(call(gateway, GOOD), "dependency_down")
     assert json.loads(gateway.get("/readyz")) == {"dependencies": {"triton": "down"}}
+    assert b'\ntwodoor_dependency_up{dependency="triton"} 0.0' in gateway.get("/metrics")
     gateway.get("/healthz")
     stub_triton.start()
     wait_until(lambda: served(gateway), "served after Triton came")
@@ -74,6 +75,7 @@ def test_triton_away_at_start_and_later_is_503_and_comes_back_by_itself(
     stub_triton.start()
     wait_until(lambda: served(gateway), "served after Triton came back")
     assert b'"up"' in gateway.get("/readyz")
+    assert b'\ntwodoor_dependency_up{dependency="triton"} 1.0' in gateway.get("/metrics")
     assert "Traceback" not in gateway.log()
 
 
@@ -118,7 +120,8 @@ def test_over_the_token_bound_a_call_is_503_and_later_served(
 
 
 def test_a_full_queue_at_triton_is_503_and_later_served(gateway_factory: GatewayFactory, stub_triton: Triton) -> None:
-    gateway = gateway_factory(stub_triton.grpc_address, stub_triton.repository).start()
+    # More at one time than the model's instances and queue take, as several gateways together may send.
+    gateway = gateway_factory(stub_triton.grpc_address, stub_triton.repository, TWODOOR_GATEWAY_MAX_IN_FLIGHT=8).start()
     slow, quick = {"text": SLEEP, "model": NARROW}, {"text": "a", "model": NARROW}
     with ThreadPoolExecutor(6) as pool:
         first = pool.submit(call, gateway, slow)

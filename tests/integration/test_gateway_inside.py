@@ -29,7 +29,7 @@ from serving import pipeline, triton_client
 from serving.preprocess import Tokenizer
 from serving.settings import GatewaySettings, ModelSettings, TritonSettings
 from tests.parts import Triton, free_ports
-from tests.stubs import STUB
+from tests.stubs import FAIL, SLEEP, STUB, stub_score
 
 # What may be worked on in the event loop's thread, in bytes (issue: nothing over 64 KB).
 MOST_ON_THE_LOOP = 65_536
@@ -176,7 +176,7 @@ async def test_one_text_is_padded_to_a_bucket_and_a_list_to_its_longest_row(trit
         await client.post("/predict", json={"text": ["three short words"] * 20, "model": STUB})
     shapes = [tensors["input_ids"].shape for _, tensors, _ in sent]
     assert shapes[0] == (1, 16)
-    assert sorted(shapes[1:]) == [(4, 7), (16, 7)]
+    assert sorted(shapes[1:]) == [(4, 7), (8, 7), (8, 7)]
     assert {model for model, _, _ in sent} == {STUB}
 
 
@@ -225,6 +225,41 @@ async def test_without_a_callers_trace_each_call_starts_its_own_and_no_span_hold
     assert len({context_of(span.context).trace_id for span in finished}) == 2
     assert "unloggable" not in "".join(span.to_json() for span in finished)
     assert all("traceparent" in headers for _, _, headers in sent)
+
+
+async def test_rows_of_concurrent_calls_reach_triton_as_one_request_and_only_the_bad_ones_fail(
+    triton: Triton, sent: list[Any], spans: InMemorySpanExporter
+) -> None:
+    async with door(triton, max_in_flight=1) as client:
+        spans.clear()
+        slow = asyncio.create_task(client.post("/predict", json={"text": SLEEP, "model": STUB}))
+        await until(lambda: len(sent) == 1)
+        words = [f"one {FAIL}", "two words", "three words", "four words", "six words"]
+        first, *others = (asyncio.create_task(client.post("/predict", json={"text": w, "model": STUB})) for w in words)
+        late = await client.post(
+            "/predict", json={"text": "late words", "model": STUB}, headers={"x-timeout-ms": "400"}
+        )
+        others.pop().cancel()  # this caller leaves while it waits
+        answers = [await one for one in (slow, first, *others)]
+    assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert [answer.status_code for answer in answers] == [200, 422, 200, 200, 200]
+    assert answers[1].json()["code"] == "model_failed"
+    for answer, text in zip(answers[2:], words[1:4], strict=True):
+        assert answer.json()["score"] == pytest.approx(stub_score(text), abs=1e-6)
+    # The joined request, each of its rows alone, and the known row that says whose fault it was. None late, none left.
+    rows = [len(tensors["input_ids"]) for _, tensors, _ in sent]
+    assert rows[:3] == [1, 4, 1]
+    assert set(rows[2:]) == {1}
+    assert len(rows) == 7
+    joined = next(span for span in spans.get_finished_spans() if span.kind is SpanKind.CLIENT and span.links)
+    assert len({context_of(joined.parent).trace_id, *(link.context.trace_id for link in joined.links)}) == 4
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other tasks of this loop do."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def context_of(context: SpanContext | None) -> SpanContext:

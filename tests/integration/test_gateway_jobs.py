@@ -181,7 +181,11 @@ async def test_a_body_over_its_limit_is_413_and_no_job_however_it_is_sent() -> N
 
 
 @shared
-@pytest.mark.parametrize("body", [gzip.compress(LINES)[:-9], b"no gzip", gzip.compress(LINES) + b"junk"])
+@pytest.mark.parametrize(
+    "body",
+    [gzip.compress(LINES)[:-9], b"no gzip", gzip.compress(LINES) + b"junk"],
+    ids=["cut", "no gzip", "more follows"],
+)
 async def test_a_body_that_is_not_the_gzip_it_says_is_400_and_no_job(refusing: Door, body: bytes) -> None:
     problem(await refusing.lines(body, content_encoding="gzip"), 400, "invalid_body")
     await nothing_kept(refusing)
@@ -229,7 +233,7 @@ async def test_chunks_that_are_none_are_400_and_no_job(door: Door) -> None:
 
 
 async def test_an_upload_may_be_slow_but_not_pause() -> None:
-    async with job_door(upload_idle_timeout_s=0.4, body_timeout_s=0.2) as door:
+    async with job_door(upload_idle_timeout_s=0.4, body_timeout_s=0.2, min_transfer_bytes_per_s=20) as door:
 
         async def slow(pause_s: float) -> AsyncIterator[bytes]:
             for row in range(4):

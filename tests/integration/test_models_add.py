@@ -90,6 +90,20 @@ def test_a_model_with_token_types_and_three_labels_becomes_one_like_the_default_
     assert len(canary["output"]["values"]) == 3
 
 
+def test_a_model_added_without_a_twin_stands_there_once_and_serves_both_lanes(
+    repository: Path, tokenizer: Path
+) -> None:
+    built = add(repository, classifier_model(3), tokenizer, labels=LABELS, has_twin=False)
+    assert [path.name for path in repository.iterdir()] == ["mood"]
+    config = text_format.Parse((built.path / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    mapping = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    spec = parse_spec(mapping, "1", LABELS)
+    assert (spec.bulk_model, spec.priority("interactive"), spec.priority("bulk")) == ("mood", 1, 2)
+    (checked,) = model_builder.verify(repository)
+    assert checked.ok
+    assert not any("twin" in line for line in checked.passed)
+
+
 def test_padding_and_truncation_of_the_users_tokenizer_file_are_reset(repository: Path, tokenizer: Path) -> None:
     built = add(repository, classifier_model(), tokenizer, labels=LABELS)
     own = transformers.AutoTokenizer.from_pretrained(built.path / "tokenizer")

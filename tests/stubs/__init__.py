@@ -59,7 +59,10 @@ def write_repository(
 
 
 def write_stub(target: Path, name: str, tokenizer: Path, *, bulk: bool = True, changes: Sequence[str] = ()) -> None:
-    """Write one stub model (and its twin); ``changes`` are lines added to the first model's config."""
+    """Write one stub model and its twin, or without ``bulk`` one that serves both lanes by priority.
+
+    ``changes`` are lines added to the first model's config.
+    """
     folder = target / name
     shutil.copytree(tokenizer, folder / "tokenizer")
     vocabulary = FastTokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -71,7 +74,8 @@ def write_stub(target: Path, name: str, tokenizer: Path, *, bulk: bool = True, c
         pair.append((f"{name}_bulk", {"twin_of": name}))
     for model, parameters in pair:
         twin = "twin_of" in parameters
-        config = _config(model, {**parameters, "tokenizer_sha256": sha}, "PRIORITY_MIN" if twin else "PRIORITY_MAX")
+        priority = "PRIORITY_MIN" if twin else "PRIORITY_MAX"
+        config = _config(model, {**parameters, "tokenizer_sha256": sha}, priority, levels=not bulk)
         (target / model / "1").mkdir(parents=True)
         (target / model / "1" / "model.py").write_text(code)
         (target / model / "labels.txt").write_text("\n".join(LABELS) + "\n")
@@ -118,7 +122,15 @@ def _canary(vocabulary: FastTokenizer, text: str) -> dict[str, Any]:
     }
 
 
-def _config(name: str, parameters: dict[str, str], priority: str) -> str:
+def _config(name: str, parameters: dict[str, str], priority: str, *, levels: bool) -> str:
+    policy = """{
+    timeout_action: REJECT
+    default_timeout_microseconds: 60000000
+    allow_timeout_override: true
+    max_queue_size: 64
+  }"""
+    both = "".join(f"\n  priority_queue_policy {{ key: {level} value {policy} }}" for level in (1, 2))
+    both = f"\n  priority_levels: 2\n  default_priority_level: 1{both}" if levels else ""
     everything = {"task": "classify", "max_tokens": "512", "prompt_prefix": PREFIX, **parameters}
     lines = "\n".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in everything.items()
@@ -132,15 +144,10 @@ input [
   {{ name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] }}
 ]
 output [ {{ name: "logits" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }} ]
-instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+instance_group [ {{ count: {2 if levels else 1} kind: KIND_CPU }} ]
 optimization {{ priority: {priority} }}
 dynamic_batching {{
-  default_queue_policy {{
-    timeout_action: REJECT
-    default_timeout_microseconds: 60000000
-    allow_timeout_override: true
-    max_queue_size: 64
-  }}
+  default_queue_policy {policy}{both}
 }}
 {lines}
 """

@@ -87,6 +87,23 @@ async def test_a_wrong_label_score_or_status_is_an_error_and_no_throughput() -> 
     assert result.per_s == 0
 
 
+async def test_an_answer_that_is_wrong_after_the_window_is_an_error_and_takes_no_throughput_away() -> None:
+    async def call(number: int) -> str:
+        await asyncio.sleep(0.3 if number else 0.01)
+        return "wrong label" if number else ""
+
+    result = await closed_loop([call], 0.0, 0.2)
+    assert result.wrong == {"wrong label": 1}
+    assert result.wrong_outside == 1
+    assert result.calls == 1
+    assert result.per_s == pytest.approx(1 / 0.2)
+
+
+def test_throughput_can_be_told_for_the_cores_that_the_generator_leaves() -> None:
+    result = LoadResult(2.0, np.ones(100), np.ones(100), cpu_s=1.0)
+    assert result.per_s_of_cores_left(2) == pytest.approx(50 / 1.5)
+
+
 async def test_a_connection_the_server_closes_is_dialled_again() -> None:
     async with a_server(always_positive, requests_per_connection=1) as address:
         connection = HttpConnection(*address)

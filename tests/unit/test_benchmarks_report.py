@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import machine, report
+from benchmarks import peer_figures, report
 from benchmarks.bench import Section
 from benchmarks.callers import Expected
 from benchmarks.corpus import accuracy, read_texts, read_tsv
 from benchmarks.ort_loop import LoopJob, _batches, _tensors
 from benchmarks.perf_analyzer import read_table, write_input
 from benchmarks.pictures import draw
+from benchmarks.plain_loop import loop_shapes
 from benchmarks.sections.gap import TEXT_CHARS, long_text
-from benchmarks.sections.topic import loop_shapes
 from benchmarks.stack import running_stack
-from benchmarks.stats import Bar, Figure, paired_ratio, percentile
+from benchmarks.stats import Bar, Figure, paired_difference, paired_ratio, percentile
 from benchmarks.topic import TopicRun
 from serving.errors import ConfigError
 
@@ -51,6 +51,12 @@ def test_a_ratio_compares_the_arms_of_one_round_and_keeps_the_spread() -> None:
         paired_ratio("a ÷ b", [1.0], [1.0, 2.0])
 
 
+def test_a_difference_is_taken_round_by_round_too() -> None:
+    figure = paired_difference("added", "ms", [3.0, 5.0], [1.0, 2.0], Bar(2.5, at_least=False))
+    assert figure.runs == (2.0, 3.0)
+    assert figure.verdict == "met"
+
+
 def test_a_bar_is_missed_where_nothing_was_measured() -> None:
     assert Figure("x", "ms", (3.0,), Bar(2.0, at_least=False)).verdict == "missed"
     assert Figure("x", "ms", (1.5,), Bar(2.0, at_least=False)).verdict == "met"
@@ -60,29 +66,32 @@ def test_a_bar_is_missed_where_nothing_was_measured() -> None:
 
 def sections() -> list[Section]:
     two = [[1.0, 2.0], [2.0, 3.0]]
-    arm = {"per_s": two, "p50_ms": two, "p99_ms": two}
+    arm = {"per_s": two, "p50_ms": two, "p99_ms": two, "curves_ms": [two, two]}
     predict = Section(
         "predict", "Predict", [Figure("ratio", "ratio", (0.7, 0.8), Bar(0.6))], ["a note"], others_cpu=[0.2]
     )
-    predict.data = {"callers": [1, 32], "gateway": arm, "direct": arm}
+    predict.data = {"callers": [1, 32], "curve_percents": [50, 99], "gateway": arm, "direct": arm}
     predict.check("32 callers", Counter({"wrong label": 3}))
     open_loop = Section("open", "Open", data={"rates": [5.0], "percents": [50, 99], "runs": [two]})
     topic = Section(
         "topic", "Topic", data={"topic": [1.0], "loops": {"1 x 2": [2.0]}, "trials": {"1 x 2": 2.0, "2 x 1": 1.0}}
     )
     job = Section("job", "Job", data={"job": [1.0], "topic": [1.0]})
-    mix = Section(
-        "mix", "Mix", data={"alone_ms": [1.0, 2.0], "beside_ms": [2.0], "topic_alone": [1.0], "topic_shared": [1.0]}
-    )
+    calls = {"at_s": [1.0], "ms": [2.0]}
+    time = {"spans": [["alone", 0.0, 1.0], ["beside", 1.0, 2.0]], "alone": calls, "beside": calls, "rows_per_s": [0, 9]}
+    rate = {"alone_ms": [1.0, 2.0], "beside_ms": [2.0], "topic_alone": [1.0], "topic_shared": [1.0], "time": time}
+    mix = Section("mix", "Mix", data={"6": rate, "20": rate})
     gap = Section("gap", "Gap", [Figure("quiet: largest", "ms", (4.0,))], data={"quiet": {"at_s": [0.0], "ms": [1.0]}})
     perf = Section("perf", "Perf", notes=["not measured: no binary"])
-    return [perf, predict, open_loop, topic, job, mix, gap]
+    growth = Section("growth", "Growth", data={"ratios": {"rows x 10": [0.9, 1.0]}})
+    stream = Section("stream", "Stream", data={"alone_ms": [1.0], "beside_ms": [2.0]})
+    return [perf, predict, open_loop, topic, job, mix, gap, growth, stream]
 
 
 def test_json_table_and_pictures_are_written_and_tell_what_was_wrong(tmp_path: Path) -> None:
     parts = sections()
     names = draw(parts, tmp_path)
-    assert names == ["predict.png", "open.png", "topic.png", "job.png", "mix.png", "gap.png"]
+    assert names == [f"{name}.png" for name in ("predict", "open", "topic", "job", "mix", "gap", "growth", "stream")]
     report.write(tmp_path, HEADER, parts, names)
     content = json.loads((tmp_path / "report.json").read_text())
     assert content["sections"][1]["figures"][0]["runs"] == [0.7, 0.8]
@@ -94,6 +103,25 @@ def test_json_table_and_pictures_are_written_and_tell_what_was_wrong(tmp_path: P
     assert "**wrong:** 32 callers: 3 x wrong label" in table
     assert "![predict](predict.png)" in table
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_section_without_a_picture_of_its_own_shows_its_figures_as_bars(tmp_path: Path) -> None:
+    other = Section("other", "Other", [Figure("first answer", "s", (2.0, 3.0)), Figure("share", "%", ())])
+    assert draw([other, Section("empty", "Empty")], tmp_path) == ["other.png"]
+
+
+def test_servers_of_a_run_of_peers_stand_in_the_report_with_a_picture(tmp_path: Path) -> None:
+    callers = {"32": {"per_s": [1.0, 2.0], "p50_ms": [3.0], "p99_ms": [4.0, 5.0]}}
+    content = {"arms": [{"name": "litserve", "callers": callers}, {"name": "twodoor", "callers": callers}]}
+    (tmp_path / "peers.json").write_text(json.dumps(content))
+    peers = peer_figures.read(tmp_path / "peers.json")
+    peer_figures.draw(peers, tmp_path / "peers.png")
+    report.write(tmp_path, HEADER, [], ["peers.png"], peers)
+    table = (tmp_path / "report.md").read_text()
+    assert "| twodoor | - | 1.50 (1.00 to 2.00) |" in table
+    assert table.endswith("![peers](peers.png)\n")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+    assert peer_figures.read(tmp_path / "absent.json") == []
 
 
 def test_the_screen_shows_every_bar_the_gap_and_what_was_not_measured() -> None:
@@ -132,7 +160,7 @@ def test_every_row_is_in_exactly_one_share_of_the_loop() -> None:
 
 def test_the_loop_tries_one_process_with_all_cores_and_one_process_a_core() -> None:
     names = [str(shape) for shape in loop_shapes(2)]
-    assert len(set(names)) == 6
+    assert len(set(names)) == 9
     assert {(shape.processes, shape.threads) for shape in loop_shapes(2)} == {(1, 2), (2, 1)}
     assert {(shape.processes, shape.threads) for shape in loop_shapes(1)} == {(1, 1)}
 
@@ -175,12 +203,3 @@ def test_the_long_text_has_a_million_characters() -> None:
 def test_a_stack_on_another_machine_is_refused() -> None:
     with pytest.raises(ConfigError, match="loopback"):
         running_stack("http://example.com:8080")
-
-
-def test_the_watch_counts_our_own_work_as_ours() -> None:
-    watch = machine.CpuWatch(lambda: ())
-    before = watch.read()
-    sum(n * n for n in range(2_000_000))
-    after = watch.read()
-    assert after.ours_s - before.ours_s > 0.02
-    assert 0 <= watch.others_share(before, after) <= 1

@@ -19,7 +19,7 @@ from twodoor.config import ClientConfig
 run = CliRunner()
 
 COMMANDS = (
-    "up", "down", "status", "logs", "demo", "migrate", "predict", "submit", "jobs", "bulk", "models", "produce",
+    "up", "down", "status", "logs", "demo", "migrate", "predict", "stream", "submit", "jobs", "bulk", "models", "produce",
     "consume", "dlq", "bench",
 )  # fmt: skip
 

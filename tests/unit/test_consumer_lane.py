@@ -17,6 +17,7 @@ from batch_consumer.metrics import Metrics
 from batch_consumer.rows import Outcome, Row
 from batch_consumer.turns import job_feeder
 from serving.errors import (
+    DeadlineExceeded,
     DependencyDown,
     ModelDied,
     ModelFailed,
@@ -27,6 +28,7 @@ from serving.errors import (
     UnknownModel,
     VersionGone,
 )
+from serving.models import padded_length
 from serving.postprocess import Classification
 from serving.preprocess import Encoded
 from serving.settings import ConsumerSettings
@@ -53,6 +55,13 @@ class World:
     texts: dict[int, str] = field(default_factory=dict)
     sha: str = "1"
     ready_versions: tuple[str, ...] = ("1",)
+    equals: bool = False
+    """Whether a running micro-batch delays callers, so that it has to stay short."""
+    row_s: float = 0.0
+    """How long the model works on one row."""
+    token_s: float = 0.0
+    """How long it works on one token of a row, for each that the longest has."""
+    on_gpu: bool = False
     asked: list[str] = field(default_factory=list)
     """The version of each request, in order."""
 
@@ -65,7 +74,10 @@ class World:
         wanted = self.ready_versions[0] if version is None else version
         if wanted not in self.ready_versions:
             raise VersionGone("gone")
-        spec = SimpleNamespace(max_batch_rows=32, on_gpu=False, tokenizer_sha256=self.sha, version=wanted)
+        spec = SimpleNamespace(
+            max_batch_rows=32, on_gpu=self.on_gpu, tokenizer_sha256=self.sha, version=wanted, bulk_instances=2,
+            max_tokens=512, bulk_batch_ms=25.0, lanes_are_equals=self.equals,
+        )  # fmt: skip
         return SimpleNamespace(spec=spec, tokenizer=self, canary=object())
 
     def versions(self, name: str) -> tuple[str, ...]:
@@ -89,7 +101,8 @@ class World:
         self.asked.append(model.spec.version)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        await asyncio.sleep(0.001)
+        longest = padded_length(model.spec, [len(text) for text in texts])
+        await asyncio.sleep(0.001 + self.row_s * len(texts) + self.token_s * len(texts) * longest)
         self.in_flight -= 1
         error = self.fault(self, texts)
         if error is not None:
@@ -149,6 +162,79 @@ async def test_rows_go_in_full_batches_with_a_bounded_number_in_flight(world: Wo
     await until(lambda: len(world.outcomes) == 320)
     assert {len(request) for request in world.requests} == {32}
     assert world.most_in_flight == 3
+
+
+async def test_where_lanes_are_equals_a_micro_batch_is_as_short_as_the_model_says(world: World, lane: Lane) -> None:
+    world.equals, world.row_s = True, 0.004
+    lane.submit(rows(world, [f"text {i:02}" for i in range(40)]))
+    await until(lambda: len(world.outcomes) == 40)
+    batches = [texts for texts in world.requests if texts[0].startswith("text")]
+    # 25 ms at 4 ms a row; the clock of a busy machine only makes rows look dearer.
+    assert 1 <= max(map(len, batches)) <= 6
+    # What the table was made from: bounded, and before the first real row.
+    assert len(world.requests) - len(batches) <= 3 * 9
+    assert world.requests.index(batches[0]) == len(world.requests) - len(batches)
+
+
+async def test_on_a_gpu_a_micro_batch_is_as_short_as_the_model_says_with_the_padding_that_it_gets_there(
+    world: World, lane: Lane
+) -> None:
+    world.equals, world.on_gpu, world.token_s = True, True, 0.00002
+    lane.submit(rows(world, [f"{i:0130}" for i in range(40)]))
+    await until(lambda: len(world.outcomes) == 40)
+    batches = [texts for texts in world.requests if len(texts[0]) == 130 and texts[0].isdigit()]
+    # 25 ms at 20 us a token: 9 rows of 130 tokens, but they are padded to 192.
+    assert 1 <= max(map(len, batches)) <= 6
+
+
+async def test_a_model_that_fails_on_made_up_rows_gets_real_ones_one_by_one(world: World, lane: Lane) -> None:
+    world.equals = True
+    world.fault = lambda world, texts: None if texts[0].startswith("text") else ModelFailed("no")
+    lane.submit(rows(world, [f"text {i:02}" for i in range(5)]))
+    await until(lambda: len(world.outcomes) == 5)
+    assert not world.codes()
+    assert {len(texts) for texts in world.requests if texts[0].startswith("text")} == {1}
+
+
+async def test_a_version_that_is_loaded_again_with_another_config_has_its_cost_measured_again(
+    world: World, lane: Lane
+) -> None:
+    world.equals = True
+
+    async def measured(text: str) -> bool:
+        before, done = len(world.requests), len(world.outcomes)
+        lane.submit([Row(world, done, "m", text)])
+        await until(lambda: len(world.outcomes) > done)
+        return len(world.requests) > before + 1
+
+    assert [await measured("a text"), await measured("b text")] == [True, False]
+    world.sha = "2"
+    assert [await measured("c text"), await measured("d text")] == [True, False]
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded, ModelDied])
+async def test_a_shape_that_ends_the_model_whenever_its_cost_is_measured_does_not_keep_rows_waiting(
+    world: World, lane: Lane, error: type[Exception]
+) -> None:
+    world.equals = True
+    world.fault = lambda _, texts: error("no") if len(texts) > 8 or len(texts[0]) > 100 else None
+    lane.submit(rows(world, [f"text {i:02}" for i in range(40)]))
+    await until(lambda: len(world.outcomes) == 40)
+    assert not world.codes()
+
+
+async def test_a_pause_ends_the_measuring_of_costs_and_a_resume_begins_it_again(world: World, lane: Lane) -> None:
+    world.equals, world.row_s = True, 0.001
+    lane.submit(rows(world, ["text"]))
+    await until(lambda: len(world.requests) > 1)
+    lane.paused = True
+    await until(lambda: not world.in_flight)
+    asked = len(world.requests)
+    await asyncio.sleep(0.05)
+    assert len(world.requests) <= asked + 1
+    assert not world.outcomes
+    lane.paused = False
+    await until(lambda: len(world.outcomes) == 1)
 
 
 async def test_an_input_that_is_refused_is_found_by_splitting_and_its_neighbours_are_answered(

@@ -218,6 +218,20 @@ async def test_lag_is_counted_from_what_was_read_so_that_a_marker_at_the_end_is_
     assert await session.measure_lag() == 0
 
 
+async def test_a_partition_that_does_not_open_while_kafka_answers_is_stuck(session: Session) -> None:
+    never: Any = SimpleNamespace(is_open=False, blocked="")
+    session._owned = {TP: (never, asyncio.get_running_loop().create_future())}
+    session.look_at_closed(True)
+    stuck = [session.is_stuck]
+    session._closed_since_s[TP] -= session._settings.stall_timeout_s
+    session.look_at_closed(True)
+    stuck.append(session.is_stuck)
+    session.look_at_closed(False)
+    session.look_at_closed(True)
+    stuck.append(session.is_stuck)
+    assert stuck == [False, True, False]
+
+
 async def test_a_client_that_gives_no_records_although_there_are_some_is_stuck(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 import typer
 from pydantic import Field, SecretStr
 
-from gateway import jobs_routes
+from gateway import jobs_routes, openapi_doc
+from gateway.stream_socket import PATH as STREAM_PATH
 from jobs.states import SHOWN
 from serving import settings, settings_doc
 from serving.errors import ConfigError, TwodoorError
@@ -21,7 +22,9 @@ from twodoor.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-WANTED = ("architecture", "doors", "own-model", "operations", "deploy", "kafka-traps", "settings")
+WANTED = (
+    "index", "quick-start", "own-model", "doors", "api", "settings", "deploy", "operations", "architecture", "kafka-traps",
+)  # fmt: skip
 
 
 def plain(page: Path) -> str:
@@ -79,16 +82,18 @@ def source(*folders: str) -> str:
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
-def test_the_doors_page_explains_every_code_of_the_error_tree_and_of_the_gateway() -> None:
-    page = (ROOT / "docs/doors.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["doors", "api"])
+def test_the_pages_for_callers_have_every_code_of_the_error_tree_and_of_the_gateway(name: str) -> None:
+    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     codes = {cls.code for cls in subclasses(TwodoorError)} - {ConfigError.code}
     codes |= set(re.findall(r'(?:Problem|_refuse)\(\s*\d{3}, "(\w+)"', source("gateway")))
     assert "range_not_satisfiable" in codes
     assert {code for code in codes if f"`{code}`" not in page} == set()
 
 
-def test_the_doors_page_explains_every_state_and_topic() -> None:
-    page = (ROOT / "docs/doors.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["doors", "api"])
+def test_the_pages_for_callers_have_every_state_and_topic(name: str) -> None:
+    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     topics = [field.default for name, field in KafkaSettings.model_fields.items() if name.endswith("_topic")]
     assert len(topics) == 6
     assert [name for name in (*SHOWN, *topics) if f"`{name}`" not in page] == []
@@ -101,8 +106,38 @@ def test_every_route_of_jobs_is_in_a_document() -> None:
     ] == []
 
 
+def test_the_api_page_says_what_the_routes_say_of_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs/api.md"
+    assert openapi_doc.main(["--check", "--file", str(page)]) == 0, capsys.readouterr().err
+    stale = tmp_path / "api.md"
+    stale.write_text(page.read_text(encoding="utf-8").replace("| 504 |", "| 599 |", 1), encoding="utf-8")
+    assert openapi_doc.main(["--check", "--file", str(stale)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert openapi_doc.main(["--file", str(stale)]) == 0
+    assert stale.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+
+
+def test_the_api_page_has_a_section_for_every_route() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    wanted = {
+        f"{method} {route.path}" for route in jobs_routes.ROUTES for method in (route.methods or ()) if method != "HEAD"
+    }
+    wanted |= {"POST /predict", "GET /healthz", "GET /readyz", "GET /metrics"}
+    assert set(re.findall(r"^### `([A-Z]+ /\S*)`$", page, re.MULTILINE)) == wanted
+    assert f"## `WS {STREAM_PATH}`" in page
+
+
+def test_the_api_page_has_every_reason_to_close_a_stream() -> None:
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"\bClose\(\s*(1\d{3})", source("gateway")))
+    assert told
+    assert {code for code in told if f"\n| {code} |" not in page} == set()
+
+
 def test_the_operations_page_has_exactly_the_metrics_there_are() -> None:
-    made = set(re.findall(r'"(twodoor_[a-z_]+)"', source("gateway", "batch_consumer")))
+    made = set(re.findall(r'"(twodoor_[a-z_]+)"', source("gateway", "batch_consumer", "serving")))
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     assert set(re.findall(r"twodoor_[a-z_]+", page)) == made
 
@@ -130,9 +165,9 @@ def test_the_architecture_page_has_a_row_for_every_package() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_document_shows_only_commands_and_targets_that_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     text = page.read_text(encoding="utf-8")
-    assert {name for name in re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE) if name not in targets} == set()
+    assert {name for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets} == set()
     for line in shown_commands(text):
         command: Any = typer.main.get_command(app)
         options: set[str] = set()

@@ -39,7 +39,11 @@ async def test_a_bomb_becomes_no_more_at_once_than_asked_for() -> None:
     assert len(await Gzip().decode(packed, 1000)) == 1001
 
 
-@pytest.mark.parametrize("packed", [b"", gzip.compress(b"text")[:-1], gzip.compress(b"text") + b"junk", b"junk"])
+@pytest.mark.parametrize(
+    "packed",
+    [b"", gzip.compress(b"text")[:-1], gzip.compress(b"text") + b"junk", b"junk"],
+    ids=["empty", "cut", "more follows", "no gzip"],
+)
 async def test_what_is_no_gzip_or_is_cut_is_refused(packed: bytes) -> None:
     with pytest.raises(Problem) as refused:
         await unpacked(packed, 5, 100)

@@ -11,10 +11,10 @@ from starlette.types import Message
 
 from gateway.admission import ByteBudget
 from gateway.body import BodyReader
+from gateway.caller import while_connected
 from gateway.forms import Call, parse_body, parse_query
 from gateway.metrics import Metrics
 from gateway.problems import CallerGone, Problem, problem_of, render
-from gateway.routes import while_connected
 from serving import errors
 from serving.deadline import Deadline
 from serving.errors import Overloaded

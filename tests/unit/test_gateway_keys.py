@@ -101,8 +101,10 @@ def test_reading_again_takes_new_keys_and_keeps_the_old_ones_where_the_file_is_b
             keys.reload()
         assert [entry["log_level"] for entry in logs] == ["error"]
         assert keys.caller(headers(b"Bearer " + KEY)) is not None
+        assert keys.is_stale
     file.write_text(line(b"new"))
     keys.reload()
+    assert not keys.is_stale
     assert keys.caller(headers(b"Bearer " + KEY)) is None
     assert keys.caller(headers(b"Bearer new")) == Caller("acme")
 

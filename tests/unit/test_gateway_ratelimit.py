@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
+from math import ceil
 
 import pytest
 from limits.aio.storage import MemoryStorage
@@ -136,3 +138,16 @@ async def test_a_storage_that_is_away_lets_calls_through_and_is_told_once(
 def test_a_storage_that_cannot_be_used_stops_the_start(url: str) -> None:
     with pytest.raises(ConfigError, match="TWODOOR_GATEWAY_LIMITS_STORAGE_URL"):
         RateLimits(url)
+
+
+async def test_callers_who_are_refused_together_are_told_to_come_one_after_another_and_pass_then(clock: Clock) -> None:
+    limits, caller = RateLimits(), Caller("a", rate_rows_per_s=20)
+    clock.now_s += 0.3
+    told = [wait_s for _ in range(120) if (wait_s := await passes(limits, caller, 1)) is not None]
+    assert len(told) == 100
+    comes = Counter(ceil(wait_s) for wait_s in told)
+    begin_s, passed = clock.now_s, 0
+    for second, callers in sorted(comes.items()):
+        clock.now_s = begin_s + second + 0.001
+        passed += sum([await passes(limits, caller, 1) is None for _ in range(callers)])
+    assert passed >= 95

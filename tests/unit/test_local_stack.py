@@ -320,7 +320,7 @@ def test_a_cluster_id_never_looks_like_an_option() -> None:
 
 def test_the_recorded_jars_are_those_of_the_pom_and_a_wrong_or_missing_one_is_named(tmp_path: Path) -> None:
     wanted = checksums()
-    assert {"kafka_2.13-4.4.0.jar", "log4j-slf4j-impl-2.25.5.jar", "log4j-core-2.25.5.jar"} <= set(wanted)
+    assert {"kafka_2.13-4.2.2.jar", "log4j-slf4j-impl-2.25.5.jar", "log4j-core-2.25.5.jar"} <= set(wanted)
     assert all(len(digest) == 64 for digest in wanted.values())
     assert "missing" in str(difference(tmp_path, wanted))
     (tmp_path / "a.jar").write_bytes(b"x")
@@ -336,6 +336,38 @@ def test_a_fetched_kafka_is_not_fetched_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="apt-get install maven"):
         ensure_kafka(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("noted", "checkpoint", "is_read"),
+    [
+        ("4.2.2", True, True),
+        ("4.2.9", True, True),
+        ("3.9.1", False, True),
+        ("4.4.0", True, False),
+        ("", True, True),
+        ("", False, False),
+    ],
+)
+def test_records_of_a_newer_kafka_are_told_instead_of_failing_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str, checkpoint: bool, is_read: bool
+) -> None:
+    monkeypatch.setenv("TWODOOR_HOME", str(tmp_path))
+    monkeypatch.setenv("TWODOOR_STACK_KAFKA_LIBS", str(tmp_path / "libs"))
+    data = tmp_path / "kafka" / "data"
+    for folder in (data, tmp_path / "libs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "libs" / "kafka_2.13-4.2.2.jar").touch()
+    (data / "meta.properties").touch()
+    (tmp_path / "kafka" / "formatted").write_text(noted)
+    if checkpoint:
+        (data / "bootstrap.checkpoint").touch()
+    if is_read:
+        kafka.prepare(StackConfig.load())
+    else:
+        with pytest.raises(ConfigError, match=r"kafka holds the records of Kafka 4\.4.*4\.2\.2 cannot read"):
+            kafka.prepare(StackConfig.load())
+    assert data.is_dir()
 
 
 def test_kafka_starts_from_the_archive_of_its_classes_where_there_is_one(

@@ -72,6 +72,21 @@ def test_the_doors_read_the_config_and_accept_its_twin() -> None:
     assert (spec.task, spec.max_tokens, spec.prompt_prefix) == ("classify", 512, "query: ")
     assert (spec.inputs, spec.output, spec.output_size) == (("input_ids", "attention_mask"), "logits", 3)
     check_twin(spec, as_mapping(parsed(CONFIG, bulk=True)))
+    assert (spec.priority("interactive"), spec.priority("bulk")) == (0, 0)
+    assert not spec.lanes_are_equals
+
+
+def test_without_a_twin_callers_go_first_in_one_queue_and_bulk_work_waits_in_a_bounded_level_behind() -> None:
+    config = parsed(dataclasses.replace(CONFIG, has_twin=False), bulk=False)
+    batching = config.dynamic_batching
+    assert (batching.priority_levels, batching.default_priority_level) == (2, 1)
+    assert sorted(batching.priority_queue_policy) == [1, 2]
+    assert batching.priority_queue_policy[2].max_queue_size == 64
+    spec = parse_spec(as_mapping(config), "1", CONFIG.labels)
+    assert (spec.bulk_model, spec.triton_name("bulk")) == ("mood", "mood")
+    assert (spec.priority("interactive"), spec.priority("bulk")) == (1, 2)
+    assert spec.lanes_are_equals
+    assert spec.bulk_batch_ms == 25
 
 
 @pytest.mark.parametrize("prefix", ['say "this": ', "C:\\temp ", "frage: schön 🚀 ", "line\nbreak\t", ""])
@@ -101,12 +116,13 @@ def test_for_a_gpu_every_length_is_warmed_with_many_rows_too(bulk: bool) -> None
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-def test_warm_up_stays_inside_the_batch_size_and_the_token_bound(bulk: bool) -> None:
+def test_for_a_cpu_a_short_warm_up_keeps_the_start_short_and_fits_the_model(bulk: bool) -> None:
     config = parsed(CONFIG, bulk=bulk)
     shapes = [(entry.batch_size, entry.inputs["input_ids"].dims[0]) for entry in config.model_warmup]
-    assert {length for rows, length in shapes if rows == 1} == set(warm_lengths(512))
-    assert max(rows for rows, _ in shapes) == config.max_batch_size
-    assert all(rows == 1 or rows * length <= 1024 for rows, length in shapes)
+    assert {rows for rows, _ in shapes} == {1, 16}
+    assert sum(rows * length for rows, length in shapes) <= 2048
+    narrow = parsed(dataclasses.replace(CONFIG, max_tokens=32), bulk=bulk)
+    assert max(entry.inputs["input_ids"].dims[0] for entry in narrow.model_warmup) == 32
     assert all(set(entry.inputs) == {"input_ids", "attention_mask"} for entry in config.model_warmup)
 
 

@@ -44,6 +44,49 @@ def queue(**policy: Any) -> dict[str, Any]:
 LABELS = ["negative", "positive"]
 
 
+ONE = {"task": {"string_value": "classify"}, "max_tokens": {"string_value": "512"}, "bulk_model": {"string_value": "m"}}
+BOUND = {"default_timeout_microseconds": "60000000", "allow_timeout_override": True, "max_queue_size": 4}
+
+
+def levels(count: int, default: int, **policies: Any) -> dict[str, Any]:
+    batching = {"priority_levels": str(count), "default_priority_level": str(default), "default_queue_policy": BOUND}
+    return config(parameters=ONE, dynamic_batching={**batching, "priority_queue_policy": policies})
+
+
+def test_a_model_that_serves_both_lanes_puts_bulk_on_its_last_level() -> None:
+    spec = parse_spec(levels(3, 1), "1", LABELS)
+    assert [spec.priority(lane) for lane in ("interactive", "bulk")] == [1, 3]
+    assert spec.lanes_are_equals
+
+
+def test_a_model_that_serves_both_lanes_without_levels_is_kept_to_short_micro_batches_too() -> None:
+    spec = parse_spec(config(parameters=ONE, dynamic_batching={"default_queue_policy": BOUND}), "1", LABELS)
+    assert spec.bulk_priority == 0
+    assert spec.lanes_are_equals
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "25 ms", ""])
+def test_a_length_of_micro_batches_that_is_no_number_is_refused_by_name(value: str) -> None:
+    found = config(parameters={**ONE, "bulk_batch_ms": {"string_value": value}})
+    with pytest.raises(ConfigError, match="model m: parameter bulk_batch_ms"):
+        parse_spec(found, "1", LABELS)
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (levels(1, 1), "two levels"),
+        (levels(2, 2), "level 1"),
+        (levels(2, 0), "level 1"),
+        (levels(2, 1, **{"2": {**BOUND, "max_queue_size": 0}}), "level 2.max_queue_size"),
+        (levels(2, 1, **{"2": {**BOUND, "allow_timeout_override": False}}), "level 2 needs allow_timeout_override"),
+    ],
+)
+def test_levels_that_would_let_bulk_work_pass_for_a_caller_s_are_refused(found: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_spec(found, "1", LABELS)
+
+
 def test_a_right_config_becomes_a_spec() -> None:
     spec = parse_spec(config(), "3", LABELS)
     assert (spec.name, spec.version, spec.task, spec.max_tokens) == ("m", "3", "classify", 512)

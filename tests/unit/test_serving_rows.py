@@ -6,14 +6,11 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from serving.codec import decode_json, encode_json
 from serving.deadline import Deadline
 from serving.errors import DeadlineExceeded, InvalidJson, InvalidUnicode, ModelRefused, NonFiniteOutput
 from serving.models import parse_spec
-from serving.pipeline import plan_requests
 from serving.postprocess import Classification, Embedding, render
 from serving.preprocess import check_text
 from serving.triton_client import translate
@@ -102,19 +99,6 @@ def test_large_logits_do_not_overflow() -> None:
     (answer,) = render(spec, np.array([[-3e38, 3e38]], dtype=np.float32))
     assert isinstance(answer, Classification)
     assert answer.score == 1.0
-
-
-@given(
-    lengths=st.lists(st.integers(1, 600), max_size=200),
-    max_rows=st.integers(1, 64),
-    max_tokens=st.integers(16, 4096),
-)
-def test_a_plan_sends_every_row_once_within_both_bounds(lengths: list[int], max_rows: int, max_tokens: int) -> None:
-    plan = plan_requests(lengths, max_rows, max_tokens)
-    assert sorted(index for request in plan for index in request) == list(range(len(lengths)))
-    for request in plan:
-        assert len(request) <= max_rows
-        assert len(request) == 1 or len(request) * max(lengths[index] for index in request) <= max_tokens
 
 
 def test_a_deadline_converts_its_units_in_one_place() -> None:

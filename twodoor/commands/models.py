@@ -95,17 +95,21 @@ def add(
     version: Annotated[
         str | None, typer.Option(metavar="N", help="A further version of a model that is there; `switch` serves it.")
     ] = None,
+    twin: Annotated[
+        bool,
+        typer.Option("--twin/--no-twin", help="Bulk work on instances of its own, or behind callers in one queue."),
+    ] = True,
 ) -> None:
     """Add a model of your own, with its bulk twin; says what is wrong with one that cannot be served."""
-    if version and (max_tokens or prompt_prefix):
-        fail("--max-tokens and --prompt-prefix are the model's: a version has none of its own", Exit.USAGE)
+    if version and (max_tokens or prompt_prefix or not twin):
+        fail("--max-tokens, --prompt-prefix and --no-twin are the model's: a version has none of its own", Exit.USAGE)
     with needs("server,local"):
         import model_builder
     repository = read_config().repository
     with _clear():
         model_builder.add(
             repository, name, onnx, tokenizer, task.value, labels,
-            max_tokens=max_tokens, prompt_prefix=prompt_prefix, progress=typer.echo, version=version,
+            max_tokens=max_tokens, prompt_prefix=prompt_prefix, progress=typer.echo, version=version, has_twin=twin,
         )  # fmt: skip
 
 

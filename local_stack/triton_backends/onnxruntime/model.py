@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Load the model and check it against its config; an exception here makes the model fail to load."""
+        begin_s = time.monotonic()
+        tell_startup(args, f"phase=imports seconds={process_age_s():.3f}")
         config = json.loads(args["model_config"])
         bulk = config.get("optimization", {}).get("priority") == "PRIORITY_MIN"
         others = other_threads() if bulk else set()
@@ -78,6 +81,8 @@ class TritonPythonModel:
             lower_priority(LOWEST_PRIORITY, others)
         self._runs = 0
         self._shrink = shrinking(config)
+        provider = self._session.get_providers()[0]
+        tell_startup(args, f"phase=load seconds={time.monotonic() - begin_s:.3f} provider={provider}")
 
     def execute(self, requests):
         """Answer every request: those of equal shapes in one run, and a failure only for the request that caused it."""
@@ -151,6 +156,17 @@ class TritonPythonModel:
             if name in wanted
         ]
         return pb_utils.InferenceResponse(tensors)
+
+
+def process_age_s():
+    """Return how long ago the kernel started this process, in steps of its clock tick."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def tell_startup(args, text):
+    """Log how long a phase of an instance's start took; what follows until Triton calls it ready is its warm-up."""
+    pb_utils.Logger.log_info(f"startup instance={args['model_instance_name']} {text}")
 
 
 def report_all_but_capsules(unraisable):
@@ -245,6 +261,9 @@ def providers(args):
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         pb_utils.Logger.log_warn("a GPU instance runs on the CPU: onnxruntime-gpu is not installed")
         return ["CPUExecutionProvider"]
+    if hasattr(ort, "preload_dlls"):
+        # CUDA's and cuDNN's libraries come as packages beside ONNX Runtime, where no loader looks for them.
+        ort.preload_dlls(directory="")
     cuda = {
         "device_id": int(args["model_instance_device_id"]),
         "arena_extend_strategy": "kSameAsRequested",
