@@ -177,7 +177,7 @@ SHORT = Plan(
     open_rounds=1,
     topic_rounds=1,
     topic_trial_rows=32,
-    loop_shapes=2,
+    loop_shapes=1,
     long_tail_rows=32,
     job_passes=1,
     mixes=(
@@ -185,7 +185,7 @@ SHORT = Plan(
         MixPlan(20.0, runs=1, rounds=1, seconds=1.0, bulk_s=1.0, settle_s=0.2),
     ),
     lanes=MixPlan(6.0, runs=1, rounds=1, seconds=1.0, bulk_s=1.0, settle_s=0.2),
-    mix_backlog=200,
+    mix_backlog=120,
     mix_idle_s=0.3,
     gap_rounds=1,
     gap_s=0.6,

@@ -92,14 +92,22 @@ async def _run(arguments: argparse.Namespace, before: dict[str, float], stack: E
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     plan = SHORT if arguments.short else LONG if arguments.long else FULL
+    sections: list[Section] = []
+
+    def header() -> report.Header:
+        return report.Header(
+            started_at, arguments.short, machine.facts(_settings()), before, stack.description,
+            f"{len(bench.corpus.texts)} of {bench.corpus.source}", bench.corpus.accuracy, time.monotonic() - begin_s,
+        )  # fmt: skip
+
     with Workers() as workers:
         bench = await _prepare(plan, stack, workers)
-        sections = [await _measure(name, bench) for name in SECTIONS if name in arguments.only]
-    header = report.Header(
-        started_at, arguments.short, machine.facts(_settings()), before, stack.description,
-        f"{len(bench.corpus.texts)} of {bench.corpus.source}", bench.corpus.accuracy, time.monotonic() - begin_s,
-    )  # fmt: skip
-    return await asyncio.to_thread(_finish, arguments.output, header, sections)
+        for name in SECTIONS:
+            if name in arguments.only:
+                sections.append(await _measure(name, bench))
+                # What was measured is kept, also where a later section ends the run.
+                await asyncio.to_thread(_keep, arguments.output, header(), sections)
+    return await asyncio.to_thread(_finish, arguments.output, header(), sections)
 
 
 @contextmanager
@@ -139,6 +147,11 @@ async def _measure(name: str, bench: Bench) -> Section:
     section = await MEASURES[name](bench)
     section.seconds = time.monotonic() - begin_s
     return section
+
+
+def _keep(folder: Path, header: report.Header, sections: list[Section]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write(folder, header, sections, ())
 
 
 def _finish(folder: Path, header: report.Header, sections: list[Section]) -> int:

@@ -75,6 +75,7 @@ def _figures(label: str, runs: JobRuns) -> list[Figure]:
         Figure(f"{label}best plain loop", "rows/s", tuple(best_of(runs.loops))),
         paired_ratio(f"{label}job ÷ topic, rows/s", runs.job, runs.topic, BAR),
         paired_ratio(f"{label}job ÷ best plain loop, rows/s", runs.job, best_of(runs.loops), LOOP_BAR),
+        paired_ratio(f"{label}topic ÷ best plain loop, rows/s", runs.topic, best_of(runs.loops), LOOP_BAR),
     ]
 
 
