@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.parts import Gateway, Postgres, Triton, remove
 from tests.stubs import write_repository
@@ -13,6 +14,13 @@ from tests.stubs import write_repository
 TritonFactory = Callable[[Path], Triton]
 GatewayFactory = Callable[..., Gateway]
 PostgresFactory = Callable[[], Postgres]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_tracebacks() -> None:
+    """Where nobody configures the logs, structlog draws a traceback with every local: seconds for one that is logged."""
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 
 
 @pytest.fixture(autouse=True)
