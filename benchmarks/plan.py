@@ -160,7 +160,7 @@ LONG = replace(
     FULL,
     mixes=(
         # At least 500 calls in each arm of a run and 1,500 in all three: their 99th percentile stands on fifteen calls.
-        MixPlan(6.0, runs=3, rounds=4, seconds=22.5, bulk_s=8.0),
+        MixPlan(6.0, runs=3, rounds=3, seconds=30.0, bulk_s=6.0),
         FULL.mixes[1],
     ),
 )
