@@ -254,6 +254,10 @@ class ModelLane:
             self.add(rows)
 
     async def _run_request(self, model: Model, rows: list[Row]) -> None:
+        if self.paused:
+            # The pause came before this task had begun: nothing of it was told as in flight, so nothing may begin.
+            self._parts.append(rows)
+            return
         try:
             outcomes = await self._server.infer(model, rows)
         except TwodoorError as error:

@@ -14,6 +14,7 @@ import pytest_asyncio
 from batch_consumer import suspects
 from batch_consumer.lane import Lane
 from batch_consumer.metrics import Metrics
+from batch_consumer.model_lane import ModelLane
 from batch_consumer.rows import Outcome, Row
 from batch_consumer.turns import job_feeder
 from serving.errors import (
@@ -480,6 +481,27 @@ async def test_while_paused_no_request_begins_what_runs_ends_and_resume_goes_on(
     lane.paused = False
     await until(lambda: len(world.outcomes) == 320)
     assert not lane.waits_for_model()
+
+
+async def test_a_pause_that_comes_before_a_request_has_begun_holds_it_too(
+    world: World, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ModelLane._start
+
+    def start_and_pause(model_lane: ModelLane, *given: Any) -> None:
+        start(model_lane, *given)
+        if not world.requests:
+            lane.paused = True
+
+    monkeypatch.setattr(ModelLane, "_start", start_and_pause)
+    lane.submit(rows(world, TEXTS))
+    await until(lambda: lane.paused)
+    assert lane.count_in_flight() == 0
+    await asyncio.sleep(0.05)
+    assert world.requests == []
+    monkeypatch.undo()
+    lane.paused = False
+    await until(lambda: len(world.outcomes) == len(TEXTS))
 
 
 async def test_a_pause_also_holds_rows_that_run_alone_and_models_that_come_later(world: World, lane: Lane) -> None:
