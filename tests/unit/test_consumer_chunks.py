@@ -430,7 +430,9 @@ async def test_a_job_is_cancelled_also_while_all_claims_that_may_be_held_wait_fo
         late = await submit(ledger, objects, ROWS)
         await ledger.cancel("default", late.id)
         assert (await closed(ledger, late)).status is Status.CANCELLED
-        assert len(house.leases.chunks) == 4
+        # Its own chunks may just be let go.
+        assert sum(chunk.job != late.id for chunk in house.leases.chunks) == 4
+        await until(lambda: len(house.leases.chunks) == 4)
         answers.set()
         for job in others:
             await assert_each_row_once(ledger, objects, await closed(ledger, job))
