@@ -18,7 +18,7 @@ from gateway.job_door import JobDoor
 from gateway.job_forms import check_job_id, idempotency_key, no_query, parse_list, parse_results, submit_query, wait_s
 from gateway.keys import caller_of, require_admin
 from gateway.results import NDJSON, results_response
-from gateway.routes import deadline_of, decode_body, door_of
+from gateway.routes import deadline_of, decode, door_of
 from jobs.forms import JobRequest, parse_body, parse_query
 from jobs.intake import Submitter
 from jobs.objects import ObjectMissing
@@ -54,7 +54,7 @@ async def _submit_json(request: Request, door: JobDoor, key: str | None) -> Acce
     deadline = deadline_of(request.scope, door.gateway)
     reading = door.bodies.read(request.scope, request.receive, deadline, door.gateway.max_job_json_bytes)
     async with reading as body:
-        value = await decode_body(body, door.gateway.offload_bytes)
+        value = await decode(body, door.gateway.offload_bytes)
         job = parse_body(value, door.settings)
         if job.input_object is not None:
             raise InvalidJob("an imported object is for the topic of jobs; send inputs", field="input_object")

@@ -13,6 +13,7 @@ from gateway.connections import REFUSAL, Connections
 from gateway.envelope import new_request_id
 from gateway.stream_handshake import is_handshake
 from gateway.stream_socket import StreamSocket
+from gateway.write_clock import WriteClock
 from serving.codec import encode_json
 from serving.errors import Overloaded
 
@@ -38,7 +39,7 @@ class LimitedHttp(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._write_clock = WriteClock(self.write_timeout_s, self.min_bytes_per_s)
         self._close_timer: asyncio.TimerHandle | None = None
         self._welcome = True
         self._running: RequestResponseCycle | None = None
@@ -127,13 +128,11 @@ class LimitedHttp(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Give the caller a bounded time to take some of what was written."""
         super().pause_writing()
-        self._watch_writing()
+        self._write_clock.start(self.transport)
 
     def resume_writing(self) -> None:
         """Stop that clock."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._write_clock.stop()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -238,17 +237,6 @@ class LimitedHttp(HttpToolsProtocol):
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         self.transport.close()
         self._watch_closing()
-
-    def _watch_writing(self) -> None:
-        unsent_bytes = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.write_timeout_s, self._check_writing, unsent_bytes)
-
-    def _check_writing(self, before_bytes: int) -> None:
-        taken_bytes = before_bytes - self.transport.get_write_buffer_size()
-        if taken_bytes >= self.min_bytes_per_s * self.write_timeout_s:
-            self._watch_writing()
-        else:
-            self.transport.abort()
 
     def _watch_closing(self) -> None:
         """What is closed is gone only when all is sent: a peer that takes nothing must not keep it open."""

@@ -130,14 +130,14 @@ async def _call(settings: GatewaySettings, scope: Scope, body: bytearray) -> Cal
         return call
     if not body:
         raise missing_text()
-    return parse_body(await decode_body(body, settings.offload_bytes), settings.max_rows)
+    return parse_body(await decode(body, settings.offload_bytes), settings.max_rows)
 
 
-async def decode_body(body: bytearray, offload_bytes: int) -> Any:
-    """Return a JSON body's value, a large one parsed in a thread; raises Problem 422."""
+async def decode(content: bytes | bytearray, offload_bytes: int, field: str = "body") -> Any:
+    """Return the JSON value of a body or a message, a large one parsed in a thread; raises Problem 422 that names ``field``."""
     try:
-        if len(body) > offload_bytes:
-            return await asyncio.to_thread(decode_json, body)
-        return decode_json(body)
+        if len(content) > offload_bytes:
+            return await asyncio.to_thread(decode_json, content)
+        return decode_json(content)
     except (InvalidJson, InvalidUnicode) as exc:
-        raise problem_of(exc, field="body") from exc
+        raise problem_of(exc, field=field) from exc

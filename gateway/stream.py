@@ -21,12 +21,12 @@ from gateway.envelope import header, request_id_of
 from gateway.keys import Caller, caller_now
 from gateway.metrics import Metrics
 from gateway.problems import Problem, problem_of, render
-from gateway.routes import Door, timeout_ms_of
+from gateway.routes import Door, decode, timeout_ms_of
 from gateway.stream_forms import answer_of, error_of, message_id, parse_message
 from gateway.stream_socket import GONE, STOPPING
-from serving.codec import decode_json, encode_json
+from serving.codec import encode_json
 from serving.deadline import Deadline
-from serving.errors import InvalidJson, InvalidUnicode, Overloaded, QuotaError, TwodoorError
+from serving.errors import Overloaded, QuotaError, TwodoorError
 from serving.settings import GatewaySettings
 from serving.telemetry import span
 
@@ -211,7 +211,7 @@ class Session:
     ) -> dict[str, Any]:
         """Return the output or the error of a message; puts its id into the answer as soon as it is known."""
         try:
-            value = await _decode(content, self._door.settings.offload_bytes)
+            value = await decode(content, self._door.settings.offload_bytes, "message")
             answer["id"] = message_id(value)
             if full is not None:
                 raise full
@@ -245,13 +245,3 @@ async def upgrade_required(request: Request) -> Response:
         "Sec-WebSocket-Key, without a body, behind no request that is still unanswered",
         headers={"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"},
     )
-
-
-async def _decode(content: bytes, offload_bytes: int) -> Any:
-    """Return a message's value, a large one parsed in a thread; raises Problem."""
-    try:
-        if len(content) > offload_bytes:
-            return await asyncio.to_thread(decode_json, content)
-        return decode_json(content)
-    except (InvalidJson, InvalidUnicode) as exc:
-        raise problem_of(exc, field="message") from exc

@@ -13,6 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Close, CloseCode, Frame
 
 from gateway.envelope import LINGER_BYTES, LINGER_S
+from gateway.write_clock import WriteClock
 
 PATH = "/v1/stream"
 GONE = "twodoor.gone"
@@ -65,7 +66,7 @@ class StreamSocket(WebSocketsSansIOProtocol):
         self._held_bytes = self._dropped_bytes = 0
         self._reading, self._write_paused = True, False
         self._heard_at_s = 0.0
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._write_clock = WriteClock(self.write_timeout_s, self.min_bytes_per_s)
         self._message_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +95,8 @@ class StreamSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks, and tell the app at once: what waits unread is nobody's any more."""
-        for timer in (self._write_timer, self._message_timer, self._end_timer):
+        self._write_clock.stop()
+        for timer in (self._message_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
         self._lost.set()
@@ -195,14 +197,12 @@ class StreamSocket(WebSocketsSansIOProtocol):
         super().pause_writing()
         self._write_paused = True
         self._steer()
-        self._watch_writing()
+        self._write_clock.start(self.transport)
 
     def resume_writing(self) -> None:
         """Stop that clock, and read again."""
         self._write_paused = False
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._write_clock.stop()
         super().resume_writing()
         self._go_on()
 
@@ -275,17 +275,6 @@ class StreamSocket(WebSocketsSansIOProtocol):
         self._message_timer = None
         if not self.close_sent and not self.transport.is_closing():
             self._fail(CloseCode.POLICY_VIOLATION, f"a message was not whole within {self.message_timeout_s:g} s")
-
-    def _watch_writing(self) -> None:
-        unsent_bytes = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.write_timeout_s, self._check_writing, unsent_bytes)
-
-    def _check_writing(self, before_bytes: int) -> None:
-        taken_bytes = before_bytes - self.transport.get_write_buffer_size()
-        if taken_bytes >= self.min_bytes_per_s * self.write_timeout_s:
-            self._watch_writing()
-        else:
-            self.transport.abort()
 
     def _end_within(self, seconds: float) -> None:
         if self._end_timer is None and not self._lost.is_set():
