@@ -1,4 +1,4 @@
-"""What the commands about jobs share: one client, errors as exit codes, a job in a line, and progress bars on stderr."""
+"""What the commands share that ask a server: one client, errors as exit codes, a job in a line, and progress bars on stderr."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,17 +17,27 @@ if TYPE_CHECKING:
 
 @contextmanager
 def asking(**options: Any) -> Iterator["Client"]:
-    """Open a client; what goes wrong with a call ends the command with one line and the exit code that names it."""
+    """Open a client; what goes wrong with a call ends the command as `exits` says."""
     from twodoor.client import Client
+
+    with exits(), Client(**options) as client:
+        yield client
+
+
+@contextmanager
+def exits(*, tell_when: bool = True) -> Iterator[None]:
+    """Let what goes wrong with a call end the command with one line and the exit code that names it.
+
+    ``tell_when``: the line says when to try again, where the server did.
+    """
     from twodoor.errors import NotReachable, TwodoorError
 
     try:
-        with Client(**options) as client:
-            yield client
+        yield
     except NotReachable as exc:
         fail(f"{exc}; is the stack up? (twodoor up)", Exit.NOT_REACHABLE)
     except TwodoorError as exc:
-        later = f"; try again in {exc.retry_after_s:g} s" if exc.retry_after_s else ""
+        later = f"; try again in {exc.retry_after_s:g} s" if tell_when and exc.retry_after_s else ""
         fail(f"{exc.code}: {exc}{later}")
     except ValueError as exc:
         fail(str(exc), Exit.USAGE)

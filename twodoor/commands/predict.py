@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twodoor.console import Exit, fail, plain, say_json, shorten
+from twodoor.asking import exits
+from twodoor.console import Exit, plain, say_json, shorten
 
 if TYPE_CHECKING:
     from twodoor.wire import Prediction, Predictions
@@ -19,17 +20,10 @@ def predict(
 ) -> None:
     """Ask the interactive door; exits 1 where a text has no answer."""
     from twodoor.client import Client
-    from twodoor.errors import NotReachable, RowFailed, TwodoorError
+    from twodoor.errors import RowFailed
 
-    try:
-        with Client(timeout_s=timeout_s) as client:
-            answer = client.predict_many(texts, model=model, truncate=truncate)
-    except NotReachable as exc:
-        fail(f"{exc}; is the stack up? (twodoor up)", Exit.NOT_REACHABLE)
-    except TwodoorError as exc:
-        fail(f"{exc.code}: {exc}")
-    except ValueError as exc:
-        fail(str(exc), Exit.USAGE)
+    with exits(tell_when=False), Client(timeout_s=timeout_s) as client:
+        answer = client.predict_many(texts, model=model, truncate=truncate)
     if as_json:
         say_json(_whole(answer))
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from twodoor.asking import exits
 from twodoor.console import Exit, complain, fail, say_json
 
 if TYPE_CHECKING:
@@ -41,18 +42,11 @@ def stream(
     source = _open(file)
     options = {"model": model, "truncate": truncate, "in_order": in_order, "window": window, "timeout_s": timeout_s}
     told = _Told(in_order)
-    from twodoor.errors import NotReachable, TwodoorError
-
     try:
-        asyncio.run(_run(source, told, options))
+        with exits(tell_when=False):
+            asyncio.run(_run(source, told, options))
     except KeyboardInterrupt:
         fail(f"stopped; {len(told.lines)} lines that were sent have no answer")
-    except NotReachable as exc:
-        fail(f"{exc}; is the stack up? (twodoor up)", Exit.NOT_REACHABLE)
-    except TwodoorError as exc:
-        fail(f"{exc.code}: {exc}")
-    except ValueError as exc:
-        fail(str(exc), Exit.USAGE)
     except BrokenPipeError:
         raise  # who read our output has gone; the command line ends quietly for that
     except OSError as exc:
