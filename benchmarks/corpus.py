@@ -1,19 +1,23 @@
 """The texts that are sent, their tokens, and the right answer of each by the model's own file."""
 
 import itertools
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.callers import Expected, answer_of
 from benchmarks.ort_loop import LoopJob, prepare, run_prepared
 from benchmarks.workers import Workers
-from serving.models import ModelSpec
+from serving.errors import ConfigError
+from serving.models import ModelSpec, parse_spec
 from serving.preprocess import Encoded, IdArray, Tokenizer, pad
 from twodoor.demo import docs_text, sentences
 
+SST2_DEFAULT = "../shared/data/sst2"
 SST2_FILES = ("test.tsv", "dev.tsv", "train.tsv")
 
 
@@ -39,6 +43,24 @@ class Corpus:
     def tensors(self, spec: ModelSpec) -> list[dict[str, IdArray]]:
         """Return each row's input tensors as the gateway would send it alone, of shape [1, bucket length]."""
         return [pad(spec, [row]) for row in self.rows]
+
+
+def sst2_texts(count: int) -> Texts:
+    """Return ``count`` texts of the folder that ``TWODOOR_SST2_DIR`` names, or of its usual place, as `read_texts` does."""
+    return read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), count)
+
+
+def read_spec(config: Mapping[str, Any], folder: Path, version: str = "") -> ModelSpec:
+    """Return what a model is by its config and the labels in its folder; raises ConfigError."""
+    return parse_spec(config, version, (folder / "labels.txt").read_text(encoding="utf-8").split())
+
+
+def sentiment_spec(config: Mapping[str, Any], folder: Path) -> ModelSpec:
+    """As `read_spec`; raises ConfigError also for a model whose answers the reports cannot check."""
+    spec = read_spec(config, folder)
+    if not spec.is_sentiment:
+        raise ConfigError(f"model {spec.name} does not tell negative from positive, which is what the report checks")
+    return spec
 
 
 def read_texts(sst2: Path, count: int) -> Texts:

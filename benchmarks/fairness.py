@@ -13,9 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.corpus import read_texts
+from benchmarks.corpus import sst2_texts
 from benchmarks.job_door import JobDriver
-from benchmarks.run import SST2_DEFAULT
 from benchmarks.stats import Bar, Figure
 from local_stack.stack import Stack
 
@@ -51,7 +50,7 @@ def _key(name: str) -> str:
 
 
 async def _measure(stack: Stack, tries: int, share_s: float) -> int:
-    texts = read_texts(Path(SST2_DEFAULT), 2_000).texts
+    texts = sst2_texts(2_000).texts
     async with (
         JobDriver(stack.gateway_url, MODEL, _key("light")) as light,
         JobDriver(stack.gateway_url, MODEL, _key("heavy")) as heavy,

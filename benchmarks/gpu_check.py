@@ -7,7 +7,6 @@ left out. `--dry-run` needs no GPU: it checks every part of that on the CPU, wit
 import argparse
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,8 @@ from benchmarks.gpu_machine import Backend
 from benchmarks.gpu_models import MODEL, Models
 from benchmarks.machine import CpuWatch
 from benchmarks.plan import FULL, MixPlan, Plan
-from benchmarks.run import CACHE, SST2_DEFAULT
+from benchmarks.processes import end
+from benchmarks.run import CACHE
 from benchmarks.sections import mix, predict
 from benchmarks.stack import Endpoints, endpoints
 from benchmarks.stats import number
@@ -33,7 +33,7 @@ from local_stack.ask import client, parts_down
 from local_stack.process import wrapped
 from local_stack.stack import Stack
 from serving.errors import ConfigError, TwodoorError
-from serving.models import ModelSpec, parse_spec
+from serving.models import ModelSpec
 from serving.settings import ConsumerSettings, KafkaSettings, StackSettings, TritonSettings, load
 from serving.triton_client import TritonClient
 
@@ -128,7 +128,7 @@ def _measure(models: Models, spec: ModelSpec, backend: Backend, seconds: float) 
 
 
 async def _texts(models: Models, spec: ModelSpec, workers: Workers) -> corpus.Corpus:
-    read = corpus.read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), PLAN.rows)
+    read = corpus.sst2_texts(PLAN.rows)
     return gpu_models.as_half(await corpus.build(read, spec, models.fp32 / MODEL, workers))
 
 
@@ -156,16 +156,7 @@ def _native(backend: Backend, repository: Path, stack: Stack) -> Iterator[None]:
     try:
         yield
     finally:
-        _end(process)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        end(process, STOP_S)
 
 
 async def _phases(
@@ -199,11 +190,10 @@ async def _phases(
 async def _loaded_spec(ends: Endpoints) -> ModelSpec:
     """Wait for the model, and read its config as Triton has resolved it."""
     settings = load(TritonSettings).model_copy(update={"grpc_address": ends.triton})
-    labels = (ends.repository / MODEL / "labels.txt").read_text(encoding="utf-8").split()
     async with TritonClient(settings) as triton, asyncio.timeout(START_TIMEOUT_S):
         while True:
             try:
-                return parse_spec(await triton.model_config(MODEL, ""), "1", labels)
+                return corpus.read_spec(await triton.model_config(MODEL, ""), ends.repository / MODEL, "1")
             except ConfigError:
                 raise
             except TwodoorError:
@@ -223,7 +213,7 @@ async def _consumer(stack: Stack, batch_ms: int) -> AsyncIterator[int]:
                 await asyncio.sleep(0.1)
         yield process.pid
     finally:
-        await asyncio.to_thread(_end, process)
+        await asyncio.to_thread(end, process, STOP_S)
 
 
 def _start_consumer(stack: Stack, batch_ms: int) -> "subprocess.Popen[bytes]":

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.callers import Expected, answer_of
-from benchmarks.corpus import Corpus
+from benchmarks.corpus import Corpus, read_spec
 from benchmarks.ort_loop import LoopJob, prepare, run_prepared
 from model_builder import build
 from model_builder.config import warm_lengths
 from serving.errors import ConfigError
-from serving.models import ModelSpec, check_twin, parse_spec
+from serving.models import ModelSpec, check_twin
 from serving.preprocess import Encoded, Tokenizer
 from serving.triton_client import parse_config
 
@@ -54,8 +54,7 @@ def build_models(folder: Path, cache: Path, say: Callable[[str], None]) -> Model
 def check_configs(repository: Path) -> ModelSpec:
     """Read the FP16 model's config and its twin's as a door does; raises ConfigError for anything that does not fit."""
     config, twin = (parse_config(_config(repository, name).read_text()) for name in (MODEL, f"{MODEL}_bulk"))
-    labels = (repository / MODEL / "labels.txt").read_text(encoding="utf-8").split()
-    spec = parse_spec(config, "1", labels)
+    spec = read_spec(config, repository / MODEL, "1")
     check_twin(spec, twin)
     for one in (config, twin):
         warm = {int(entry["inputs"]["input_ids"]["dims"][0]) for entry in one["model_warmup"]}

@@ -36,6 +36,11 @@ def facts(settings: Mapping[str, str]) -> dict[str, object]:
     }
 
 
+def settings() -> dict[str, str]:
+    """Return the TWODOOR_* variables that are set."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("TWODOOR_")}
+
+
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []

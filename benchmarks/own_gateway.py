@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.callers import HttpConnection, get
+from benchmarks.processes import end
 from benchmarks.stack import START_TIMEOUT_S, Endpoints
 from serving.errors import ConfigError
 
@@ -75,12 +76,7 @@ async def own_gateway(stack: Endpoints, settings: Mapping[str, object]) -> Async
             await _ready(address, process, log)
             yield OwnGateway(address, process.pid)
         finally:
-            process.terminate()
-            try:
-                await asyncio.to_thread(process.wait, STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            await asyncio.to_thread(end, process, STOP_S)
 
 
 async def _ready(address: tuple[str, int], process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -25,7 +25,7 @@ from benchmarks.callers import HttpConnection, get
 from benchmarks.corpus import Corpus
 from benchmarks.jobs import Closed, Direct, Predict, run_closed
 from benchmarks.load import LoadResult
-from benchmarks.run import SST2_DEFAULT
+from benchmarks.processes import end
 from benchmarks.sampler import Sampled
 from benchmarks.stack import START_TIMEOUT_S
 from benchmarks.stats import percentile
@@ -34,7 +34,7 @@ from benchmarks.workers import Workers
 from local_stack.ports import free_ports
 from local_stack.stack import Stack
 from local_stack.state import StateFolder
-from serving.models import ModelSpec, parse_spec
+from serving.models import ModelSpec
 from serving.settings import KafkaSettings, ModelSettings, TritonSettings, load
 from serving.triton_client import TritonClient
 
@@ -90,12 +90,7 @@ class Door:
             try:
                 yield self
             finally:
-                self._process.terminate()
-                try:
-                    self._process.wait(20)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
+                end(self._process, 20)
 
     @property
     def pid(self) -> int:
@@ -235,9 +230,8 @@ async def run(arguments: argparse.Namespace, stack: Stack, folder: Path) -> None
     async with TritonClient(triton) as client:
         config = await client.model_config(models.default, "")
     repository = models.repository.absolute()
-    labels = (repository / models.default / "labels.txt").read_text(encoding="utf-8").split()
-    spec = parse_spec(config, "", labels)
-    texts = corpus.read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), arguments.texts)
+    spec = corpus.read_spec(config, repository / models.default)
+    texts = corpus.sst2_texts(arguments.texts)
     with Workers() as workers:
         built = await corpus.build(texts, spec, repository / spec.name, workers)
         profile = Profile(stack, built, spec, workers, arguments.seconds)

@@ -1,6 +1,5 @@
 """What a consumer's own work costs: CPU microseconds a row by stage, in one process, with no server. ``python -m benchmarks.profile_consumer``"""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,8 @@ from batch_consumer.partition import Record, Window
 from batch_consumer.records import Source
 from batch_consumer.results import Target, outgoing
 from batch_consumer.rows import Row
-from benchmarks.corpus import read_texts
-from benchmarks.run import SST2_DEFAULT
-from serving.models import ModelSpec, parse_spec
+from benchmarks.corpus import read_spec, sst2_texts
+from serving.models import ModelSpec
 from serving.postprocess import render
 from serving.preprocess import Tokenizer, pad
 from serving.settings import ConsumerSettings, ModelSettings, load
@@ -35,8 +33,7 @@ class Profile:
     """The stages in their order; each keeps what the next one needs."""
 
     def __init__(self, folder: Path, values: list[bytes]) -> None:
-        labels = (folder / "labels.txt").read_text(encoding="utf-8").split()
-        self._spec: ModelSpec = parse_spec(parse_config((folder / "config.pbtxt").read_text()), "1", labels)
+        self._spec: ModelSpec = read_spec(parse_config((folder / "config.pbtxt").read_text()), folder, "1")
         self._model: Any = SimpleNamespace(spec=self._spec, tokenizer=Tokenizer(folder / "tokenizer", self._spec))
         self._settings = load(ConsumerSettings)
         self._values = values
@@ -89,7 +86,7 @@ class Profile:
 def main() -> None:
     """Print the stages and their sum."""
     models = load(ModelSettings)
-    texts = read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), ROWS)
+    texts = sst2_texts(ROWS)
     values = [
         orjson.dumps({"id": f"row-{number}", "model": models.default, "text": text})
         for number, text in enumerate(texts.texts)

@@ -3,23 +3,19 @@
 import argparse
 import asyncio
 import contextlib
-import os
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import corpus, machine, peer_figures, report
+from benchmarks import corpus, entry, machine, peer_figures, report
 from benchmarks.bench import Bench, Section
 from benchmarks.plan import FULL, LONG, SECTIONS, SHORT, Plan
 from benchmarks.sections import cold, gap, growth, herd, job, lanes, mix, open_loop, perf, predict, stream, topic
 from benchmarks.stack import Endpoints, own_stack, running_stack
 from benchmarks.workers import Workers
-from serving.errors import ConfigError, TwodoorError
-from serving.models import ModelSpec, parse_spec
+from serving.models import ModelSpec
 from serving.settings import ModelSettings, StackSettings, TritonSettings, load
 from serving.triton_client import TritonClient
 
@@ -39,28 +35,18 @@ MEASURES: Mapping[str, Callable[[Bench], Awaitable[Section]]] = {
 }
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path(__file__).resolve().parents[1] / ".models-cache"
-SST2_DEFAULT = "../shared/data/sst2"
+NAME = "benchmarks"
 
 
 def main() -> int:
     """Run the report; returns 0 when every answer was right, 1 when not or when it could not run, 2 for wrong usage."""
     arguments = _parse()
-    before = machine.load_before()
-    if before["cpu_share"] > machine.BUSY_SHARE and not arguments.force:
-        _say(
-            f"the machine is busy: load {before['load_1min']:.2f}, other programs use {before['cpu_share']:.0%} of all cores. "
-            "Figures taken now would say little; --force takes them all the same"
-        )
-        return 1
-    try:
+
+    def run(before: dict[str, float]) -> int:
         with _stack(arguments.url) as stack:
             return asyncio.run(_run(arguments, before, stack))
-    except TwodoorError as exc:
-        _say(str(exc))
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        _say("stopped")
-        return 1
+
+    return entry.measured(NAME, arguments.force, run)
 
 
 def _parse() -> argparse.Namespace:
@@ -88,15 +74,13 @@ def _parse() -> argparse.Namespace:
 async def _run(arguments: argparse.Namespace, before: dict[str, float], stack: Endpoints) -> int:
     begin_s = time.monotonic()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    entry.cancel_at_sigterm()
     plan = SHORT if arguments.short else LONG if arguments.long else FULL
     sections: list[Section] = []
 
     def header() -> report.Header:
         return report.Header(
-            started_at, arguments.short, machine.facts(_settings()), before, stack.description,
+            started_at, arguments.short, machine.facts(machine.settings()), before, stack.description,
             f"{len(bench.corpus.texts)} of {bench.corpus.source}", bench.corpus.accuracy, time.monotonic() - begin_s,
         )  # fmt: skip
 
@@ -124,7 +108,7 @@ def _stack(url: str | None) -> Iterator[Endpoints]:
 async def _prepare(plan: Plan, stack: Endpoints, workers: Workers) -> Bench:
     models = load(ModelSettings)
     spec = await _spec(stack, models.default)
-    texts = corpus.read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), plan.rows)
+    texts = corpus.sst2_texts(plan.rows)
     _say(f"answering {len(texts.texts)} texts of {texts.source} by the model's own file, to know the right answers")
     built = await corpus.build(texts, spec, stack.repository / spec.name, workers)
     watch = machine.CpuWatch(stack.pids)
@@ -135,11 +119,7 @@ async def _spec(stack: Endpoints, name: str) -> ModelSpec:
     """Read the model's config as Triton has loaded it."""
     async with TritonClient(load(TritonSettings).model_copy(update={"grpc_address": stack.triton})) as client:
         config = await client.model_config(name, "")
-    labels = (stack.repository / name / "labels.txt").read_text(encoding="utf-8").split()
-    spec = parse_spec(config, "", labels)
-    if not spec.is_sentiment:
-        raise ConfigError(f"model {name} does not tell negative from positive, which is what the report checks")
-    return spec
+    return corpus.sentiment_spec(config, stack.repository / name)
 
 
 async def _measure(name: str, bench: Bench) -> Section:
@@ -179,9 +159,5 @@ def _short(path: Path) -> Path:
     return path
 
 
-def _settings() -> dict[str, str]:
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("TWODOOR_")}
-
-
 def _say(line: str) -> None:
-    print(f"benchmarks: {line}", file=sys.stderr, flush=True)
+    entry.say(NAME, line)

@@ -17,9 +17,8 @@ from typing import Any
 import psutil
 import psycopg
 
-from benchmarks.corpus import read_texts
+from benchmarks.corpus import sst2_texts
 from benchmarks.job_door import JobDriver
-from benchmarks.run import SST2_DEFAULT
 from local_stack.stack import Stack
 from tests.stubs import STUB, WORDS, write_repository
 
@@ -79,9 +78,7 @@ def main() -> int:
 
 async def _measure(stack: Stack, sizes: list[int]) -> int:
     # The stub takes certain words as orders to fail.
-    texts = tuple(
-        text for text in read_texts(Path(SST2_DEFAULT), 2_000).texts if not any(word in text for word in WORDS.values())
-    )
+    texts = tuple(text for text in sst2_texts(2_000).texts if not any(word in text for word in WORDS.values()))
     results = []
     with psycopg.connect(stack.database_url, autocommit=True) as connection:
         connection.execute(NOTE_DONE)

@@ -3,14 +3,12 @@
 import argparse
 import asyncio
 import os
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import corpus, machine
+from benchmarks import corpus, entry, machine
 from benchmarks.peers import loop, report
 from benchmarks.peers.arms import measure_peer, measure_stack, measure_triton
 from benchmarks.peers.catalog import ENVIRONMENTS, LOOP, NAMES, PEERS, TRITON, TWODOOR
@@ -18,13 +16,13 @@ from benchmarks.peers.install import install
 from benchmarks.peers.measure import Arm, Session
 from benchmarks.peers.plan import FULL, SHORT
 from benchmarks.peers.server import Served
-from benchmarks.run import RESULTS, SST2_DEFAULT
+from benchmarks.run import RESULTS
 from benchmarks.workers import Workers
-from serving.errors import ConfigError, TwodoorError
-from serving.models import parse_spec
+from serving.errors import ConfigError
 from serving.settings import ModelSettings, load
 from serving.triton_client import parse_config
 
+COMMAND = "peers"
 BY_NAME = {peer.name: peer for peer in PEERS}
 
 
@@ -33,21 +31,7 @@ def main() -> int:
     arguments = _parse()
     if arguments.command == "install":
         return install(arguments.names)
-    before = machine.load_before()
-    if before["cpu_share"] > machine.BUSY_SHARE and not arguments.force:
-        _say(
-            f"the machine is busy: other programs use {before['cpu_share']:.0%} of all cores. Figures taken now would "
-            "say little; --force takes them all the same"
-        )
-        return 1
-    try:
-        return asyncio.run(_run(arguments, before))
-    except TwodoorError as exc:
-        _say(str(exc))
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        _say("stopped")
-        return 1
+    return entry.measured(COMMAND, arguments.force, lambda before: asyncio.run(_run(arguments, before)))
 
 
 def _parse() -> argparse.Namespace:
@@ -72,9 +56,7 @@ def _parse() -> argparse.Namespace:
 async def _run(arguments: argparse.Namespace, before: dict[str, float]) -> int:
     begin_s = time.monotonic()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    entry.cancel_at_sigterm()
     plan = SHORT if arguments.short else FULL
     with Workers() as workers:
         session = Session(plan, await _served(plan.texts, workers), workers, _say)
@@ -82,9 +64,8 @@ async def _run(arguments: argparse.Namespace, before: dict[str, float]) -> int:
         await asyncio.gather(*(workers.run(name, os.nice, 0, 60) for name in ("calls", "bulk")))
         arms = await _arms(session, arguments.only)
     built = session.served.corpus
-    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TWODOOR_")}
     run = report.Run(
-        started_at, time.monotonic() - begin_s, arguments.short, machine.facts(settings), before,
+        started_at, time.monotonic() - begin_s, arguments.short, machine.facts(machine.settings()), before,
         f"{len(built.texts)} texts of {built.source}", plan,
     )  # fmt: skip
     await asyncio.to_thread(report.write, arguments.output, run, arms)
@@ -101,11 +82,8 @@ async def _served(texts: int, workers: Workers) -> Served:
     config = folder / "config.pbtxt"
     if not config.is_file():
         raise ConfigError(f"no model at {folder}: make setup")
-    labels = (folder / "labels.txt").read_text(encoding="utf-8").split()
-    spec = parse_spec(parse_config(config.read_text(encoding="utf-8")), "", labels)
-    if not spec.is_sentiment:
-        raise ConfigError(f"model {spec.name} does not tell negative from positive, which is what the report checks")
-    found = corpus.read_texts(Path(os.environ.get("TWODOOR_SST2_DIR") or SST2_DEFAULT), texts)
+    spec = corpus.sentiment_spec(parse_config(config.read_text(encoding="utf-8")), folder)
+    found = corpus.sst2_texts(texts)
     return Served(folder, spec, await corpus.build(found, spec, folder, workers))
 
 
@@ -134,4 +112,4 @@ async def _arms(session: Session, names: Sequence[str]) -> list[Arm]:
 
 
 def _say(line: str) -> None:
-    print(f"peers: {line}", file=sys.stderr, flush=True)
+    entry.say(COMMAND, line)

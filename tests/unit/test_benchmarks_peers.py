@@ -206,6 +206,6 @@ def test_an_unknown_environment_is_wrong_usage(
 
 def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["peers", "--short"])
-    monkeypatch.setattr("benchmarks.machine.load_before", lambda: {"cpu_share": 0.5})
+    monkeypatch.setattr("benchmarks.machine.load_before", lambda: {"load_1min": 2.0, "cpu_share": 0.5})
     assert run.main() == 1
     assert "the machine is busy" in capsys.readouterr().err
