@@ -1,12 +1,12 @@
 """The consumer process: settings, then run."""
 
-import asyncio
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
+import uvloop
 
 from batch_consumer.app import AllSettings, run
 from serving.errors import ConfigError
@@ -39,7 +39,7 @@ def main() -> int:
             log.warning("unknown setting", variable=name)
         _give_way(settings.consumer.nice)
         with tracing(telemetry, "twodoor-consumer"):
-            asyncio.run(run(settings))
+            uvloop.run(run(settings))
     except ConfigError as error:
         sys.stderr.write(f"batch_consumer: {error}\n")
         return 2

@@ -225,7 +225,7 @@ class ModelLane:
             else:
                 most = min(settings.max_microbatch_rows, model.spec.max_batch_rows)
                 padding = MAX_PADDING_GPU if model.spec.on_gpu else MAX_PADDING_CPU
-                rows = self._backlog.take(most, settings.max_microbatch_tokens, padding, self._server.fits)
+                rows = self._backlog.take(most, self._server.most_tokens(model), padding, self._server.fits)
             if rows := self._fresh(model, rows):
                 return rows
         return []

@@ -16,6 +16,7 @@ from batch_consumer.partition import Record, Window
 from batch_consumer.records import Source
 from batch_consumer.results import Target, outgoing
 from batch_consumer.rows import Row
+from batch_consumer.server import MAX_TOKENS_CPU
 from benchmarks.corpus import read_spec, sst2_texts
 from serving.models import ModelSpec
 from serving.postprocess import render
@@ -78,7 +79,7 @@ class Profile:
         backlog, batches = Backlog(), []
         for row in rows:
             backlog.add(row)
-        while batch := backlog.take(self._settings.max_microbatch_rows, self._settings.max_microbatch_tokens):
+        while batch := backlog.take(self._settings.max_microbatch_rows, MAX_TOKENS_CPU):
             batches.append(batch)
         return batches
 

@@ -62,6 +62,8 @@ class Installation:
             "PYTHONNOUSERSITE": "1",
             # Official builds of ONNX Runtime report to their maker, and write an id to the temporary folder, unless told not to.
             "ORT_DISABLE_TELEMETRY": "1",
+            # Weights and activations on huge pages: a model of 20 MB and more otherwise misses the TLB all the time.
+            "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
         }
 
     def _python_libraries(self) -> list[Path]:

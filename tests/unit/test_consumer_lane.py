@@ -165,6 +165,16 @@ async def test_rows_go_in_full_batches_with_a_bounded_number_in_flight(world: Wo
     assert world.most_in_flight == 3
 
 
+@pytest.mark.parametrize(("on_gpu", "most_rows"), [(False, 8), (True, 32)])
+async def test_a_micro_batch_of_long_rows_stays_within_what_the_processor_is_good_at(
+    world: World, lane: Lane, on_gpu: bool, most_rows: int
+) -> None:
+    world.on_gpu = on_gpu
+    lane.submit(rows(world, [f"{index:0128}" for index in range(64)]))
+    await until(lambda: len(world.outcomes) == 64)
+    assert {len(request) for request in world.requests} == {most_rows}
+
+
 async def test_where_lanes_are_equals_a_micro_batch_is_as_short_as_the_model_says(world: World, lane: Lane) -> None:
     world.equals, world.row_s = True, 0.004
     lane.submit(rows(world, [f"text {i:02}" for i in range(40)]))
