@@ -21,7 +21,7 @@ async def measure(bench: Bench) -> Section:
         await bulk.run(min(WARM_ROWS, rows), LIMIT_S)
         for number in range(bench.plan.topic_rounds):
             bench.say(f"{rows} rows through each, round {number + 1} of {bench.plan.topic_rounds}")
-            topic.append((await bulk.run(rows, LIMIT_S)).rows_per_s_from_produce)
+            topic.append((await bulk.run(rows, LIMIT_S)).rows_per_s)
             run = await jobs.run(texts, rows, LIMIT_S)
             job.append(run.rows_per_s)
             await jobs.check(run, bench.corpus.expected)

@@ -212,7 +212,7 @@ class Profile:
             sampled = await door.end()
             cost = Cost(rows, since(before, cpu_by_process(self._stack, {"consumer": door.pid})), sampled)
         wrong = f", WRONG: {dict(driver.wrong)}" if driver.wrong else ""
-        say(f"\ntopic, {rows} rows: {run.rows_per_s_from_produce:.0f} rows/s{wrong}")
+        say(f"\ntopic, {rows} rows: {run.rows_per_s:.0f} rows/s{wrong}")
         say("\n".join(cost.lines("row")))
 
 

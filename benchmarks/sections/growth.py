@@ -56,7 +56,7 @@ async def _rows(bench: Bench, section: Section) -> None:
                     through = await topic.run(rows, LIMIT_S)
                 await jobs.check(job, expected)
                 times_ms["job", factor].append(1000 / job.rows_per_s)
-                times_ms["topic", factor].append(1000 / through.rows_per_s_from_produce)
+                times_ms["topic", factor].append(1000 / through.rows_per_s)
         section.check("topic", topic.wrong)
         section.check("job", jobs.wrong)
     for door in ("job", "topic"):

@@ -57,7 +57,7 @@ async def _measure(bench: Bench, section: Section) -> JobRuns:
                     continue
                 async with bench.watched(section):
                     if door == "topic":
-                        runs.topic.append((await bulk.run(rows, LIMIT_S)).rows_per_s_from_produce)
+                        runs.topic.append((await bulk.run(rows, LIMIT_S)).rows_per_s)
                     else:
                         run = await jobs.run(texts, rows, LIMIT_S)
                         runs.job.append(run.rows_per_s)

@@ -39,8 +39,6 @@ share.coordinator.state.topic.num.partitions=1
 num.network.threads=2
 num.io.threads=4
 background.threads=2
-# An idle controller writes and syncs a record at this interval, by default twice a second.
-metadata.max.idle.interval.ms=5000
 log.cleaner.dedupe.buffer.size=16777216
 """
 

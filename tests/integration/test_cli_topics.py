@@ -39,6 +39,10 @@ def topics(kafka: Stack, request: pytest.FixtureRequest) -> dict[str, str]:
         await admin.start()
         try:
             await admin.create_topics([NewTopic(name, 3, 1) for name in names])
+            # The controller has them now; the broker, which is asked next, hears of it a moment later.
+            async with asyncio.timeout(20):
+                while not all(is_open(topic) for topic in await admin.describe_topics(names)):
+                    await asyncio.sleep(0.05)
         finally:
             await admin.close()
 
@@ -46,6 +50,11 @@ def topics(kafka: Stack, request: pytest.FixtureRequest) -> dict[str, str]:
     keys = ("TWODOOR_KAFKA_REQUESTS_TOPIC", "TWODOOR_KAFKA_RESULTS_TOPIC", "TWODOOR_KAFKA_DLQ_TOPIC")
     return {**dict(zip(keys, names, strict=True)), "TWODOOR_KAFKA_BOOTSTRAP_SERVERS": kafka.kafka,
            "TWODOOR_CONSUMER_GROUP_ID": base}  # fmt: skip
+
+
+def is_open(topic: dict[str, Any]) -> bool:
+    """Whether every partition of a described topic has its leader."""
+    return topic["error_code"] == 0 and [part["leader"] >= 0 for part in topic["partitions"]] == [True] * 3
 
 
 def command(env: dict[str, str], *arguments: str) -> tuple[list[str], dict[str, Any]]:
