@@ -41,8 +41,8 @@ COST_RUNS = 3
 COST_S = 3.0
 # So often a shape may be what a model was at when it went away or was late; then it is left out, with all dearer ones.
 COST_FAILURES = 2
-# On a CPU a token of a larger micro-batch costs more: at 128 tokens a row by a fifth with 24 rows instead of 6. A larger
-# one is hardly cheaper at any length, and whoever calls beside it waits longer.
+# On a CPU a token costs more in a larger micro-batch, which outgrows the caches, and the more so the longer its rows are;
+# it is cheaper in none.
 MAX_TOKENS_CPU = 1_024
 MAX_TOKENS_GPU = 4_096
 

@@ -101,7 +101,8 @@ def test_only_what_shows_nothing_of_a_tenant_is_open(gateway: Gateway) -> None:
 def test_more_rows_than_the_rate_are_429_and_tell_when_to_come(gateway: Gateway) -> None:
     url, headers = f"{gateway.url}/predict", bearer(ACME)
     answers = [httpx.post(url, json={"text": ["good"] * 4, "model": STUB}, headers=headers) for _ in range(4)]
-    first_refused = next(answer for answer in answers if answer.status_code != 200)
+    refused = [answer for answer in answers if answer.status_code != 200]
+    first_refused = refused[0]
     members = problem(first_refused, 429, "rate_limited")
     assert members["limit"] == 4
     assert int(first_refused.headers["retry-after"]) in (1, 2)
@@ -117,7 +118,9 @@ def test_more_rows_than_the_rate_are_429_and_tell_when_to_come(gateway: Gateway)
         told_s = int(first.headers["retry-after"])
         time.sleep(told_s)
         assert send_large().status_code == 200, "a call of three seconds' rows passes at the time it was told"
-    # Until then the rate has to catch up: and whoever is told after others is told to come after them.
+    # Until then the rate has to catch up: and whoever is told after others is told to come after them, each of whom was
+    # promised a second's rows at half the rate. Where the large call found room at once those may still be to come.
+    told_s = told_s or 2 * len(refused)
     assert 2 <= int(httpx.post(url, json={"text": "good"}, headers=headers).headers["retry-after"]) <= 3 + told_s
 
 
