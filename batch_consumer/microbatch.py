@@ -15,6 +15,10 @@ MAX_PADDING_CPU = 1.25
 NEAR_PADDING = 1.1
 # On a GPU a larger batch is nearly free.
 MAX_PADDING_GPU = 8.0
+# On a CPU a token costs more in a larger micro-batch, which outgrows the caches, and the more so the longer its rows are;
+# it is hardly cheaper in any.
+MAX_TOKENS_CPU = 1_024
+MAX_TOKENS_GPU = 4_096
 
 Fits = Callable[[int, int], bool]
 """Whether a micro-batch of so many rows, each padded to so many tokens, is still short enough."""

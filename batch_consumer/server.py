@@ -11,7 +11,7 @@ import structlog
 from batch_consumer.canary import PLAIN_TEXT, Canary
 from batch_consumer.cost import CostTable, Shape, shapes_to_time
 from batch_consumer.metrics import Metrics
-from batch_consumer.microbatch import padding_ratio
+from batch_consumer.microbatch import MAX_TOKENS_CPU, MAX_TOKENS_GPU, padding_ratio
 from batch_consumer.pace import Backoff
 from batch_consumer.rows import Outcome, Row
 from batch_consumer.verdict import Fault, fault_of
@@ -41,10 +41,6 @@ COST_RUNS = 3
 COST_S = 3.0
 # So often a shape may be what a model was at when it went away or was late; then it is left out, with all dearer ones.
 COST_FAILURES = 2
-# On a CPU a token costs more in a larger micro-batch, which outgrows the caches, and the more so the longer its rows are;
-# it is cheaper in none.
-MAX_TOKENS_CPU = 1_024
-MAX_TOKENS_GPU = 4_096
 
 
 class ModelServer:

@@ -11,12 +11,11 @@ import orjson
 
 from batch_consumer.encode import ENCODE_ROWS, encode_rows
 from batch_consumer.intake import _parse_all, _rows
-from batch_consumer.microbatch import Backlog
+from batch_consumer.microbatch import MAX_TOKENS_CPU, Backlog
 from batch_consumer.partition import Record, Window
 from batch_consumer.records import Source
 from batch_consumer.results import Target, outgoing
 from batch_consumer.rows import Row
-from batch_consumer.server import MAX_TOKENS_CPU
 from benchmarks.corpus import read_spec, sst2_texts
 from serving.models import ModelSpec
 from serving.postprocess import render
@@ -77,9 +76,10 @@ class Profile:
 
     def _choose(self, rows: list[Row]) -> list[list[Row]]:
         backlog, batches = Backlog(), []
+        most_rows, most_tokens = self._settings.max_microbatch_rows, self._settings.max_microbatch_tokens
         for row in rows:
             backlog.add(row)
-        while batch := backlog.take(self._settings.max_microbatch_rows, MAX_TOKENS_CPU):
+        while batch := backlog.take(most_rows, most_tokens or MAX_TOKENS_CPU):
             batches.append(batch)
         return batches
 
